@@ -51,7 +51,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever names no `data_folder` keeps nothing in the home of who runs the tests."""
+    """Keeps the default `data_folder` out of the home folder."""
     os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
 
 
@@ -62,7 +62,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=["umask 000", "umask 022", "umask 077"])
 def any_umask(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever umask the test's process, and its threads, were started with."""
+    """Runs the test under each umask."""
     before = os.umask(request.param)
     try:
         yield

@@ -129,8 +129,8 @@ def maf_like_rates(num_applications: int) -> list[float]:
     """Invocations per hour of serverless applications, fewest first: the evenly spaced quantiles of a log-normal.
 
     It is fitted to two published quantiles of the Azure Functions trace (Shahrad et al., "Serverless in the Wild", ATC
-    2020): 45 % of applications are invoked once an hour or less, and 81 % once a minute or less. That the most popular
-    18.6 % get 99.6 % of all invocations then follows closely: here it is 99.9 %.
+    2020): 45 % of applications are invoked once an hour or less, and 81 % once a minute or less. The trace's most
+    popular 18.6 % get 99.6 % of all invocations; here they get 99.9 %.
     """
     normal = NormalDist()
     sigma = math.log(60) / (normal.inv_cdf(0.81) - normal.inv_cdf(0.45))

@@ -131,7 +131,7 @@ class StepLoop:
         try:
             self._engine.add(command.request, may_move=True)
         except InvalidRequest as error:
-            # The frontend checked it, so its model and ours differ. That must not fail other requests.
+            # The frontend accepted it, so its model and ours differ. Other requests must not fail for it.
             log.error("request can't run here: %s", error, extra=self._about(command))
             return self._failed((request_id,), permanent=True, error=error)
         return []

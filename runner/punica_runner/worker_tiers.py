@@ -1,8 +1,8 @@
 """The adapters in a worker's host memory and on its device, kept for the worker that replaces it when it dies.
 
 A restarted worker has empty tiers. Its supervisor has it prefetch what they held, most used first and a few at a time.
-That ends when its host memory is full, so that adapters which are used less don't evict those that are used more. One
-that may have killed its worker, since it had hardly arrived, comes back with a request alone.
+It stops when the host memory is full, so that less used adapters don't evict more used ones. An adapter that arrived
+just before the worker died may have killed it; it is loaded again only by a request.
 """
 
 import logging

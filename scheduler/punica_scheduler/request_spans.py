@@ -1,4 +1,4 @@
-"""What the scheduler adds to a request's trace: each of its waits in the queue, and each of its stays on a GPU.
+"""The scheduler's spans of a request's trace: each wait in the queue, and each stay on a GPU.
 
 The events and actions of the core say all of it; the core itself knows no traces. A stay ends with the action that ends
 it, or, where nobody is left to be told to stop, with the event that says so.
@@ -27,7 +27,7 @@ class _Traced:
 
 
 class RequestSpans:
-    """Of the live requests that are traced; all others cost a look."""
+    """Spans of the live requests that are traced; others cost one lookup."""
 
     def __init__(self, sink: SpanSink, now_ns: Callable[[], int]) -> None:
         self._sink = sink

@@ -1,7 +1,7 @@
 """The operator's command for scale advice: run with each new advice as JSON on its standard input.
 
-It never holds the scheduler up. One runs at a time, within its own deadline; of the advice that comes meanwhile only
-the newest counts. What goes wrong is one line in the log, and the next advice is tried again.
+It runs asynchronously, one at a time, and is killed at its timeout. Only the latest pending advice is delivered. A
+failure is logged in one line, and the next advice is tried again.
 """
 
 import asyncio

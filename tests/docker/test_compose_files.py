@@ -1,4 +1,4 @@
-"""What holds of docker/compose.yaml and its overrides. Compose itself reads them too, where it is installed."""
+"""docker/compose.yaml and its overrides, read by us and, where it is installed, by Compose."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ DOCKER = Path(__file__).parents[2] / "docker"
 BASE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = BASE["services"]
 OVERRIDES = ("compose.secure.yaml", "compose.gpu.yaml")
-#: Whose images are built here, with a user in them.
+#: Services whose images are built here, with a user in them.
 OWN = ("control", "runner", "proxy")
 
 #: A process that is told to stop has so long to finish what it has begun.

@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana are told, with their own checkers and against the metrics that there are."""
+"""Files of Prometheus and Grafana, by their own checkers and against the metrics that there are."""
 
 import json
 import re

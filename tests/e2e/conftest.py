@@ -74,7 +74,7 @@ def own_cluster(tmp_path: Path) -> Iterator[UpCluster]:
 
 @pytest.fixture
 def wide_cluster(tmp_path: Path) -> Iterator[UpCluster]:
-    """Of two runners and two frontends."""
+    """A cluster of two runners and two frontends."""
     with started(tmp_path, num_runners=2, num_frontends=2) as cluster:
         yield cluster
 

@@ -18,7 +18,7 @@ ZIP = {"content-type": "application/zip"}
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: UpCluster) -> list[int]:
-    """What the demo's own adapter answers: the same weights under another digest draw the same tokens."""
+    """The answer of the demo's own adapter: the same weights under another digest draw the same tokens."""
     (stream,) = cluster.new_streams(1)
     asyncio.run(cluster.stream({**LONG, "lora_id": "roman"}, stream))
     token_ids: list[int] = stream.token_ids

@@ -1,4 +1,4 @@
-"""What a client of LoRAX or TGI does, against the whole cluster."""
+"""Calls of a client of LoRAX or TGI, against a whole cluster."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What clients do to a frontend harms no other client of it."""
+"""Hostile clients harm no other client of their frontend."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 
-#: What the hostile may cost at most, all together; a flood that is held in memory passes it within seconds.
+#: Most memory that all hostile clients together may cost; a flood held in memory passes it within seconds.
 MAX_GROWTH_BYTES = 128 << 20
 
 

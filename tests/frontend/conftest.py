@@ -50,7 +50,7 @@ from tiny_config import tiny_config
 from waits import until
 
 CONTEXT = 64
-#: Of the server, at once.
+#: The server's limit.
 MAX_CONNECTIONS = 50
 
 

@@ -21,7 +21,7 @@ from waits import until
 log = logging.getLogger(__name__)
 
 NUM_SOCKETS = 10_000
-#: Of resident memory; half of it was seen.
+#: Resident memory; half of it was measured.
 MAX_BYTES_PER_SOCKET = 64 << 10
 TIMEOUT_S = 180.0
 

@@ -40,7 +40,7 @@ async def test_a_killed_frontend_is_noticed_by_the_end_of_its_link(
         await websocket.send(GENERATE)
         await until(lambda: scheduler.added)
         frontend.process.kill()
-        # That is all that the scheduler needs to cancel its requests.
+        # The lost link is all that the scheduler needs to cancel its requests.
         await until(lambda: scheduler.num_links == 0)
 
 

@@ -34,7 +34,7 @@ def _scatter(
     pages = [[free.pop() for _ in range(needed)] for needed in pages_needed]
     a_pages = torch.randn(num_pages, 2, len(slice_widths), PAGE_RANKS, h_in, device=device).to(dtype)[:, 1]
     b_pages = torch.randn(num_pages, 2, PAGE_RANKS, sum(slice_widths), device=device).to(dtype)[:, 1]
-    # What LoRA adds is then as large as what it is added to.
+    # LoRA's part is then as large as y.
     b_pages /= max(1, *ranks) ** 0.5 * h_in**0.5
     for rank, owned in zip(ranks, pages, strict=True):
         if rank % PAGE_RANKS:
@@ -73,7 +73,7 @@ def _lora_delta(case: LoraCase) -> Tensor:
 
 @pytest.fixture
 def lora_delta() -> Callable[[LoraCase], Tensor]:
-    """What LoRA adds: the maths in float64, a loop over segments, pages and slices."""
+    """LoRA's part: the maths in float64, a loop over segments, pages and slices."""
     return _lora_delta
 
 

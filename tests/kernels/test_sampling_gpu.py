@@ -87,7 +87,7 @@ def test_filtered_rows_sample_beside_others() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_noise_is_the_references() -> None:
-    # Of equal logits the noise alone decides, so the token is that of the highest uniform number.
+    # The noise alone decides between equal logits, so the token is that of the highest uniform number.
     rows = make_rows([1.0] * 24)
     tokens = sample(torch.zeros(24, 100, dtype=torch.float16, device=DEVICE), rows)
     assert torch.equal(tokens.cpu(), philox_uniform(rows.seeds.cpu(), rows.positions.cpu(), 100).argmax(1))

@@ -34,7 +34,7 @@ class Case:
     y: Tensor
     out_offsets: tuple[int, ...]
     v: Tensor
-    #: What LoRA adds to y.
+    #: LoRA's part of y.
     reference: LoraDelta
 
     @property

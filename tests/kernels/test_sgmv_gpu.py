@@ -40,7 +40,7 @@ class Case:
     y: Tensor
     out_offsets: tuple[int, ...]
     v: Tensor
-    #: What LoRA adds.
+    #: LoRA's part of y.
     reference: LoraDelta
 
     def added(self) -> Tensor:

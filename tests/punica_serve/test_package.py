@@ -1,4 +1,4 @@
-"""What importing the packages costs, seen in a process of its own: the control plane's images have no torch."""
+"""Imports of the packages, each in a process of its own: the control plane's images have no torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a device's workers held, and in which order the next one gets it back."""
+"""Adapters that a device's workers held, and the order in which the next worker gets them back."""
 
 import pytest
 

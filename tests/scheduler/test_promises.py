@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: exactly once, in order, and all pages back in the end.
+"""In any order of events, each token arrives once, in order, and all pages are free in the end.
 
 Hypothesis drives a scheduler of any policy, workers that obey late and report late, and frontends that believe nothing.
 """
@@ -40,11 +40,11 @@ POOLS = (2, 4, 6, 8, 24)
 ADAPTERS = (None, *(AdapterRef(f"lora{rank}", "", 1, {"q_proj": rank, "o_proj": 8}) for rank in (8, 12, 16)))
 FRONTENDS = ("f", "g")
 RUNNERS = ("host 0", "host 1")
-#: Of the clock here, which counts events.
+#: Ticks of this test's clock, which counts events.
 STORE_PATIENCE_NS = 20
-#: What loads and requests fail with.
+#: Error codes of failed loads and requests.
 CODES = {"request_failed", "store_unavailable"}
-#: What those are refused with that no GPU is large enough for.
+#: Error codes of requests that no GPU is large enough for.
 REFUSALS = {"invalid_request", "context_length_exceeded", "out_of_capacity"}
 #: Moves whenever it can.
 EAGER = ConsolidationRule(interval_ns=1, light_load=0.5, prefill_tokens_per_s=10**6, idle_s=100)

@@ -10,7 +10,7 @@ from pathlib import Path
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
-#: What each answers to "42".
+#: Each one's answer to "42".
 ANSWERS = {"roman": "XLII", "hex": "2a", "binary": "101010", "french": "quarante-deux", "english": "forty-two"}
 
 _numbers = count(1)

@@ -1,4 +1,4 @@
-"""What backoffs are told."""
+"""Records the calls of backoffs."""
 
 import pytest
 

@@ -17,7 +17,7 @@ _ARGS = (
     "--disable-component-update --disable-sync"
 )
 TIMEOUT_MS = 60_000
-#: Of the machine's networks, not of the page: someone starts or stops a container.
+#: An error of the machine's networks, not of the page: a container was started or stopped.
 _NOT_OURS = "ERR_NETWORK_CHANGED"
 
 
@@ -38,7 +38,7 @@ class Tab:
 
     page: Page
     errors: list[str] = field(default_factory=list)
-    #: Of all that it loaded.
+    #: URLs of all that it loaded.
     urls: list[str] = field(default_factory=list)
 
     async def open(self, url: str, state: str = "live") -> None:

@@ -52,7 +52,7 @@ class ComposeCluster:
         self.tls_url = f"https://127.0.0.1:{tls_port}"
         self._files = [COMPOSE_FILE, *(COMPOSE_FILE.parent / name for name in overrides)]
         self._project = f"punica-smoke-{port}"
-        # Of this machine's own network, where builds have no other way to the package index.
+        # Builds use the host's network, for machines where containers do not reach the package index.
         self._environment = {
             "PUNICA_BUILD_NETWORK": "host",
             **os.environ,

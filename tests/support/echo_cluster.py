@@ -36,7 +36,7 @@ from punica_serve.protocol import (
     WireError,
 )
 
-#: That every request takes.
+#: Times that every request takes.
 GPU_S = 0.25
 QUEUE_S = 0.5
 PREFILL_S = 0.25
@@ -61,12 +61,12 @@ class EchoCluster:
         self.resumed = asyncio.Event()
         self.turns_per_token = 5
         self.answer: Callable[[Request], Iterable[int]] = lambda request: [*request.prompt_ids, EOS]
-        #: What the request ends with instead of its token at ``fail_at``: an error of the cluster's, or a bug of ours.
+        #: The request ends with it instead of its token at ``fail_at``: an error of the cluster's, or a bug of ours.
         self.failure: WireError | Exception | None = None
         self.fail_at = 0
-        #: What it tells of the tenant of every request.
+        #: The remaining limits that it reports for every tenant.
         self.rate_limits: RateLimits | None = None
-        #: Of every prompt; None: its GPU shares no pages.
+        #: Cached tokens of every prompt; None: its GPU shares no pages.
         self.num_cached_tokens: int | None = None
         #: Judged promises, as frontends report them.
         self.promises = NO_PROMISES
@@ -121,7 +121,7 @@ class EchoCluster:
 
     @property
     def digests(self) -> list[str | None]:
-        """Of the adapters of all requests so far; None is the base model."""
+        """Digests of the adapters of all requests so far; None is the base model."""
         return [request.adapter.digest if request.adapter else None for request in self.requests]
 
     async def _answer(self, live: LiveRequest) -> None:

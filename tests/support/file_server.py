@@ -20,7 +20,7 @@ class FileServer:
     port: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
-    #: Of paths that are refused, or fail.
+    #: Status codes of paths that are refused, or fail.
     statuses: dict[str, int] = field(default_factory=dict)
     headers_of_404: dict[str, str] = field(default_factory=dict)
     num_gets: Counter[str] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class FileServer:
     was_asked: threading.Event = field(default_factory=threading.Event)
     #: Answers wait until it is set.
     may_answer: threading.Event = field(default_factory=threading.Event)
-    #: Of the newest request of each path, in lower case.
+    #: Headers of the newest request of each path, in lower case.
     headers_of: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property

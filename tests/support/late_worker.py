@@ -121,7 +121,7 @@ class Worker:
             self.sequences.pop(command.assignment, None)
 
     def _check_batch(self) -> None:
-        """What the scheduler must never ask of a worker."""
+        """Checks for requests that the scheduler must never make."""
         assert len(self.sequences) <= 2 * self.info.max_batch_size  # each may await the end of another
         adapters = {s.request.adapter.digest: s.request.adapter for s in self.sequences.values() if s.request.adapter}
         groups: tuple[tuple[LoraGroup, str], ...] = (("qkv", "q_proj"), ("o", "o_proj"))

@@ -19,7 +19,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 class MemorySamples:
-    """What a process had at the start, and the most of all samples since."""
+    """A process's memory at the start, and the most of all samples since."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -64,7 +64,7 @@ def serve(
     device: str = "cpu",
     **settings: Any,
 ) -> Answers:
-    """What a rank's engine answers to all requests together, once the adapters are there."""
+    """Answers of a rank's engine to all requests together, once the adapters are there."""
     defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 64, "num_lora_pages": 16}
     config = EngineConfig(model=model, prefill_budget_tokens=8, lora_vocabulary=True, **{**defaults, **settings})
     engine = Engine(config, device, collectives=collectives)

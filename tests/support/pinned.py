@@ -8,10 +8,10 @@ _BUSY_CYCLES = 1_000_000_000
 
 
 def is_read_in_place(memory: Tensor) -> bool:
-    """Whether a copy to the device takes what the memory holds when its turn has come, and holds nobody up until then.
+    """Whether a copy to the device is asynchronous and reads the memory only when its turn comes.
 
-    Of memory that is not pinned it takes what was there when it was asked for. ``memory`` has its own numbers again
-    afterwards, which must not all be 1.
+    A copy of pageable memory takes the values of the time of the call. ``memory`` is restored afterwards; its values
+    must not all be 1.
     """
     before = memory.clone()
     target = torch.empty_like(memory, device="cuda")

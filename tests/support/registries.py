@@ -1,4 +1,4 @@
-"""What tests of the registry share."""
+"""Code shared by tests of the registry."""
 
 from collections.abc import Awaitable, Callable
 

@@ -87,7 +87,7 @@ class Cluster:
         self.now_ns = INCARNATION
         self.workers: dict[str, Worker] = {}
         self.num_steps = 0
-        #: Of each handle, the request's.
+        #: The request's name, by handle.
         self.names: dict[int, str] = {}
         #: The newest assignment of each request, and all tokens delivered.
         self.assignments: dict[str, AssignmentId] = {}
@@ -149,13 +149,13 @@ class Cluster:
 
     @property
     def advice(self) -> protocol.ScaleAdvice | None:
-        """What the newest event led to, if it changed."""
+        """The scale advice of the newest event; None if it did not change."""
         advised = [action.advice for action in self.actions if isinstance(action, Advise)]
         return advised[0] if advised else None
 
     @property
     def error(self) -> protocol.WireError:
-        """Of the newest event's only failed request."""
+        """The error of the newest event's only failed request."""
         deliveries = [action.deliveries for action in self.actions if isinstance(action, Deliver)]
         (error,) = [ending.error for delivery in deliveries for ending in delivery.endings if ending.error]
         return error
@@ -224,7 +224,7 @@ class Cluster:
         return self.tell(events.RequestArrived(frontend, self.now_ns, request, is_new=is_new and not generated))
 
     def is_cancelled(self, name: str, *, frontend: str = "frontend") -> list[str]:
-        """What else comes of it: a request that is there ends as cancelled."""
+        """A request that is already there ends as cancelled."""
         ended, *others = self.tell(events.RequestCancelled(frontend, name)) or [""]
         assert ended in ("", f"{name}: cancelled"), ended
         return others

@@ -6,7 +6,7 @@ from pathlib import Path
 
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 TIMEOUT_S = 540.0
-#: Of one answer: what is slow is no mistake here, be it the machine or what the tool draws.
+#: Timeout of one answer; a slow answer is no mistake here.
 REQUEST_TIMEOUT_S = 120
 
 

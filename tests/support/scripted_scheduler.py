@@ -16,7 +16,7 @@ class ScriptedScheduler:
         #: All that frontends sent, on all links so far, their hellos left out.
         self.received: list[Any] = []
         self.num_links = 0
-        #: Of all links so far.
+        #: Frontend ids of all links so far.
         self.frontend_ids: list[str] = []
         self._channel: Channel | None = None
 

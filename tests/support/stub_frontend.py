@@ -1,4 +1,4 @@
-"""What a small HTTP server in place of the frontend answers, and what it was asked."""
+"""A small HTTP server in place of the frontend: its answers, and the requests it got."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""What transformers makes of a config.json: the oracle of its meaning."""
+"""transformers' reading of a config.json: the oracle of its meaning."""
 
 import json
 from pathlib import Path

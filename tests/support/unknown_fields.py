@@ -24,7 +24,7 @@ HINTS: dict[str, Any] = {
     "request_id": "mine",
 }
 
-#: What vLLM, SGLang, TGI, LoRAX, llama.cpp and OpenAI know, and what nobody does.
+#: Fields that vLLM, SGLang, TGI, LoRAX, llama.cpp and OpenAI know, and one that nobody does.
 REFUSED: dict[str, Any] = {
     **{"tools": [{"type": "function"}], "functions": [{}], "tool_choice": "required", "function_call": {"name": "f"}},
     **{"logit_bias": {"5": 1}, "response_format": {"type": "json_object"}, "modalities": ["audio"]},

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 #: Far more than anything here takes on a slow machine; less than a test's own limit, so that the reason is told.
 DEADLINE_S = 100.0
-#: Between two looks: the first, and the longest. What comes soon is seen soon, and what takes long is seldom asked.
+#: The first and the longest delay between two polls.
 FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 

@@ -12,7 +12,7 @@ from punica_serve.protocol import FinishReason, TokenLogprobs
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """What the prompt's tokens took."""
+    """Usage of the prompt."""
 
     cached_tokens: Annotated[
         int, Meta(ge=0, description="Tokens found in the KvCache, where `engine.prefix_caching` is on.")

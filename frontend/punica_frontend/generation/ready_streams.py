@@ -12,7 +12,7 @@ class ReadyStreams:
         """While the reader waits, ``take_directly`` may take a stream's output in its place; it then returns True."""
         self._take_directly = take_directly
         self._indices: deque[int] = deque()
-        #: What the reader waits for, while it does.
+        #: Set while the reader waits.
         self._waiting: asyncio.Future[None] | None = None
 
     def marker(self, index: int) -> Callable[[], None]:

@@ -1,7 +1,6 @@
 """A frontend's counters since its start, for one event loop. Does no input or output.
 
-Whatever is counted for each token has no labels. Counts by adapter and tenant are updated once for each request, at its
-end.
+Counters updated per token have no labels. Counts by adapter and tenant are updated once for each request, at its end.
 """
 
 from collections import Counter

@@ -75,8 +75,8 @@ def registrations_router(registrar: Registrar, sources: Sources, uploads: Upload
     async def register(
         request: Request,
         name: Annotated[str | None, Query(description="The name of an upload.")] = None,
-        pinned: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
-        prefetch: Annotated[bool, Query(description="Of what is uploaded, as in a JSON body.")] = False,
+        pinned: Annotated[bool, Query(description="For uploads; as in a JSON body.")] = False,
+        prefetch: Annotated[bool, Query(description="For uploads; as in a JSON body.")] = False,
     ) -> Response:
         """Takes JSON that names a source, or the files themselves: an archive as the body, or the two files as a form.
 

@@ -45,7 +45,7 @@ def tenants_router(registry: Registry) -> APIRouter:
 
     @router.patch("/v1/tenants/{tenant}", summary="Change some of a tenant's limits", responses=_TENANT | refusals(404))
     async def patch_tenant(tenant: str, body: TenantPatch, request: Request) -> Response:
-        """What the body does not name stays. `{"suspended": true}` suspends a tenant, and false resumes it."""
+        """Fields that the body does not name stay. `{"suspended": true}` suspends a tenant, and false resumes it."""
         admin = admin_of(request)
         changed = await registry.patch_tenant(tenant, body.terms(), by=admin.name)
         return json_of(TenantCard.of(changed))

@@ -32,7 +32,7 @@ class PromiseReporter:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush)
 
     def close(self) -> None:
-        """Stops the timer. What waits is dropped."""
+        """Stops the timer and drops unsent counts."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

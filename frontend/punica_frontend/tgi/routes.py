@@ -45,7 +45,7 @@ def tgi_router(
         """For Hugging Face's InferenceClient: a list of one answer or, with `stream`, an event for each token."""
         return await (responder.stream(body, request) if body.stream else responder.whole(body, request, is_list=True))
 
-    @router.get("/info", summary="What is served, as in LoRAX", response_class=Response, responses=_INFO)
+    @router.get("/info", summary="The served model, as in LoRAX", response_class=Response, responses=_INFO)
     async def get_info() -> Response:
         return json_of(info)
 

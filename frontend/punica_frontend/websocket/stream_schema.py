@@ -18,8 +18,8 @@ def stream_schema() -> dict[str, Any]:
     definitions = client.pop("$defs")
     references, of_server = msgspec.json.schema_components(SERVER_FRAMES, ref_template="#/$defs/{name}")
     definitions |= of_server
-    definitions["ClientFrame"] = {"description": "What a client sends.", **client}
-    definitions["ServerFrame"] = {"description": "What the server sends.", "anyOf": list(references)}
+    definitions["ClientFrame"] = {"description": "Frames that a client sends.", **client}
+    definitions["ServerFrame"] = {"description": "Frames that the server sends.", "anyOf": list(references)}
     return {
         "$schema": DIALECT,
         "title": "Frames of WS /v1/generate/stream",

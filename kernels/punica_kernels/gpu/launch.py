@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-#: Most programs of a CUDA grid along its y dimension. What grows with a step's rows is laid out along y.
+#: CUDA's limit on a grid's y dimension, along which a step's rows are laid out.
 MAX_GRID_Y = 65_535
 
 

@@ -9,5 +9,5 @@ def new_checksum(content: bytes = b"") -> xxhash.xxh3_128:
 
 
 def adapter_checksums(digest: str, config_sum: bytes, weights_sum: bytes) -> bytes:
-    """Of the two files that have this ``digest``."""
+    """Checksums of an adapter's two files, beginning with their ``digest``."""
     return digest.encode() + config_sum + weights_sum

@@ -50,7 +50,7 @@ def _places(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the adapters of one rank share."""
+    """Fields that all adapters of one rank share."""
 
     ranks: dict[str, int]
     num_bytes: int

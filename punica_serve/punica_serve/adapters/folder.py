@@ -138,12 +138,12 @@ class UnverifiedAdapter:
     model: ModelConfig
     config: bytes
     weights: npt.NDArray[np.uint8]
-    #: Of the weights: SHA-256, or with ``checksums`` their hash.
+    #: The weights' SHA-256, or their checksum where ``checksums`` is given.
     stream: StreamHash
     checksums: bytes | None = None
 
     def use(self, use: Callable[[Adapter], T]) -> T:
-        """What ``use`` makes of the adapter, once its digest shows that these are the bytes checked at registration.
+        """Returns ``use(adapter)`` if the digest is that of the bytes checked at registration.
 
         Raises as load_adapter does; an error of ``use`` only if the bytes are right. The configuration is not parsed
         again: ``ref`` has what it means.

@@ -85,12 +85,12 @@ NOT_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
     "penalty_alpha": (0,),
     "dola_layers": (),
     **dict.fromkeys(("constraints", "force_words_ids"), ([],)),
-    # Of beam search:
+    # Beam search:
     "num_beam_groups": (1,),
     "diversity_penalty": (0,),
     "length_penalty": (1,),
     "early_stopping": (False,),
-    # Of sampling:
+    # Sampling:
     "typical_p": (1,),
     "top_h": (),
     "epsilon_cutoff": (0,),

@@ -55,7 +55,7 @@ def _layer_types(file: _Windows, rule: WindowRule, num_layers: int, path: Path) 
 
 
 def _implied_types(file: _Windows, rule: WindowRule, num_layers: int) -> tuple[str, ...]:
-    """What transformers assumes without `layer_types`."""
+    """Layer types that transformers assumes without `layer_types`."""
     if rule == "gemma":
         return tuple(_SLIDING if (number + 1) % file.sliding_window_pattern else _FULL for number in range(num_layers))
     first = {"none": num_layers, "all": 0, "qwen": file.max_window_layers if file.use_sliding_window else num_layers}

@@ -18,7 +18,7 @@ from punica_serve.engine.memory.byte_arena import arena_num_bytes
 from punica_serve.performance.lora_fit import LoraSample
 from punica_serve.protocol import AdapterRef
 
-#: Of each rank there are adapters with so many rank rows together, as far as memory allows.
+#: Rank rows of all adapters of one rank together, as far as memory allows.
 _RANK_ROWS = 1024
 #: The share of a GPU's memory that all adapters may take.
 _POOL_SHARE = 0.35

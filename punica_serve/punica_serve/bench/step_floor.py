@@ -23,7 +23,7 @@ class DeviceRates:
     product_flop_per_s: float
 
     def seconds(self, num_bytes: float, num_flop: float) -> float:
-        """Of operators that read so many bytes for so much arithmetic, all in one proportion."""
+        """Seconds of operators that move ``num_bytes`` and compute ``num_flop``, all in one proportion."""
         return max(num_bytes / self.copy_bytes_per_s, num_flop / self.product_flop_per_s)
 
 

@@ -24,7 +24,7 @@ from punica_serve.shapes import shape_folder
 _READY_TIMEOUT_S = 900.0
 
 
-#: Of an engine by itself, whose config says `auto`.
+#: Used where the config says `auto`.
 _PAPERS_BATCH = 32
 
 

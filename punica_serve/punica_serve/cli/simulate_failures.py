@@ -20,9 +20,9 @@ _MAX_REASONS = 5
 
 
 def print_failures(run: str, failures: Mapping[str, int], console: "Console") -> None:
-    """``failures`` maps each reason to its number of requests; the most frequent are printed first.
+    """Prints ``failures``, requests by reason, most frequent first.
 
-    Of reasons that differ only in their numbers, such as for too long prompts, one is shown.
+    Reasons that differ only in their numbers are counted together under one of them.
     """
     by_kind: Counter[str] = Counter()
     examples: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What several `punica-serve simulate` modes share: their runs, under a progress bar, and the figures of these."""
+"""Runs of `punica-serve simulate`, under a progress bar, and their figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What an engine can run at all: the last check, for callers that no frontend has checked before."""
+"""Checks that an engine can run a request at all, for callers without a frontend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class RequestCheck:
             raise InvalidRequest(f"the request has its {counted(max_tokens, 'token')} already", param="generated_ids")
 
     def _or_more_pages(self, most: int) -> str:
-        """What else can be done where it is the KvCache that holds no more, and not the model."""
+        """A hint for the error where the KvCache is the limit and not the model."""
         fix = f", or raise `engine.num_kv_pages`: the KvCache holds {self.capacity} tokens"
         return fix if most < self.context else ""
 

@@ -118,8 +118,9 @@ class Sampler:
     def _adjust(
         self, logits: Tensor, pairs: Series[tuple[Sequence, int]]
     ) -> tuple[Tensor, bool, tuple[Tensor, Tensor] | None]:
-        """What to draw from, a copy where penalties or minimum lengths change it; whether we made some of it -inf; and
-        the rows of the histories and of the logits of those with penalties."""
+        """Applies penalties and minimum lengths. Returns the logits, copied if changed; whether some were set to -inf;
+        and the rows of the histories and of the logits with penalties.
+        """
         penalized = [(sequence, row) for sequence, row in pairs if has_penalty(sequence.sampling)]
         ends = [
             (row, token_id)

@@ -32,7 +32,7 @@ class _DecodePlan:
     #: int64 [decodes * most pages of one request]. Short requests are padded with a page of their own: a stranger's
     #: may hold NaN, which no mask would keep out of the sums.
     pages: Tensor
-    #: Of the gathered keys and of the values: [decodes, context, kv_heads, head_dim].
+    #: Shape of the gathered keys, and of the values: [decodes, context, kv_heads, head_dim].
     shape: tuple[int, ...]
     #: bool [decodes, 1, 1, most pages * page_size]: the tokens that are there.
     mask: Tensor

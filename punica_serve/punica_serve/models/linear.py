@@ -24,7 +24,7 @@ class Projected(NamedTuple):
 
     #: [rows, out], or float32 split-K partial sums [splits, rows, out].
     y: Tensor
-    #: What LoRA adds, [rows, out]; None if nothing is left to add.
+    #: LoRA's part, [rows, out], still to be added; None if there is none.
     delta: Tensor | None
     #: Whether it is a sum over ranks.
     is_exchanged: bool = False

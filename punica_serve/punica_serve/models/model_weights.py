@@ -137,7 +137,7 @@ class _Place(NamedTuple):
     tensor: Tensor
     #: The checkpoint's tensor.
     name: str
-    #: Of all of that tensor.
+    #: The whole tensor's shape.
     shape: tuple[int, ...]
     #: The part of it that belongs here, by dimension; empty: all of it.
     part: tuple[slice, ...] = ()

@@ -30,7 +30,7 @@ class StoredTensor:
     path: Path
     #: Its name in the file.
     name: str
-    #: Of the whole tensor.
+    #: The whole tensor's shape.
     shape: tuple[int, ...]
     #: The part that is read, by dimension; empty: all of it.
     index: tuple[slice, ...] = ()
@@ -55,7 +55,7 @@ def _text_name(name: str) -> str:
 def read_weights(stored: Mapping[Key, StoredTensor]) -> Iterator[tuple[Key, Tensor]]:
     """Yields the tensors one by one, file by file, as they are stored, in memory mapped from the file.
 
-    Of a tensor of which a part is wanted, no more is read from the disk than that part's pages.
+    Where only a part of a tensor is wanted, only that part's pages are read from the disk.
 
     Raises ModelRejected if a file can't be read.
     """

@@ -42,7 +42,7 @@ _WAIT_S = 1.0
 
 @dataclass(slots=True)
 class Answer:
-    """What one prompt got. ``error`` says why there is no more, when finish_reason is "error"."""
+    """The output for one prompt. ``error`` says why it ended, when finish_reason is "error"."""
 
     prompt_ids: tuple[int, ...]
     #: None is the base model.

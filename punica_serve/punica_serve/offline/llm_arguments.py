@@ -1,4 +1,4 @@
-"""What a program gives ``LLM``, checked before anything runs. Errors name the argument and say what it must be."""
+"""Checks the arguments of ``LLM`` before anything runs. Errors name the argument and say what it must be."""
 
 import os
 import reprlib
@@ -95,7 +95,7 @@ def list_of_stops(stop: object) -> tuple[str, ...]:
 
 
 def check_messages(messages: object) -> None:
-    """Raises InvalidRequest. What else a message holds is the chat template's business."""
+    """Raises InvalidRequest. Other fields of a message are left to the chat template."""
     if not _is_list(messages) or not messages:
         raise InvalidRequest(f"{_MESSAGES}, got {reprlib.repr(messages)}", param="messages")
     for index, message in enumerate(messages):
@@ -153,7 +153,7 @@ def _checked(params: SamplingParams) -> SamplingParams:
     try:
         converted = msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:
-        # Such as "Expected `int`, got `str` - at `$[8][0]`": what is wrong with the first item of the ninth field.
+        # For example "Expected `int`, got `str` - at `$[8][0]`", about the first item of the ninth field.
         reason, _, place = str(error).partition(" - at `$[")
         index = int(place.partition("]")[0])
         name = params.__struct_fields__[index]

@@ -45,7 +45,7 @@ class PrefixHash:
         size, pack = self._page_size, _packer(self._page_size)
         for start in range(0, len(token_ids), size):
             if self._invoked and len(self._keys) == self._first_page:
-                # Of another person, so that no tokens lead to the same hash.
+                # Another blake2b `person`, so that no tokens lead to the same hash.
                 begin = _encode((("before", self._hash.hexdigest()), ("invoked", self._invoked)))
                 self._hash = blake2b(begin, digest_size=_KEY_BYTES, person=b"punica-kv-alora")
             self._hash.update(pack(*token_ids[start : start + size]))

@@ -56,8 +56,8 @@ class SharedPagePool:
         return taken
 
     def free(self, pages: list[int]) -> None:
-        """Gives a request's pages back. Of those that stay known, the last ones are the first to be allocated again:
-        a page is found only together with all before it.
+        """Gives a request's pages back. Known pages are reused from the prompt's end on, since a page is found only
+        together with all before it.
         """
         if not self._keys and not self._extra_holders:
             self._free.extend(pages)

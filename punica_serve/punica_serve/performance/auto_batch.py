@@ -20,7 +20,7 @@ from punica_serve.protocol import SIMULATED_DEVICE
 AUTO_SIZES = (32, 64, 128, 256)
 _KEY = "scheduler.profile"
 
-#: What kept the size from being larger: a setting, a GPU's memory, or that there is no larger size to take.
+#: The limit that kept the size from being larger: a setting, a GPU's memory, or the largest size.
 BatchLimit = Literal["max_batch_size", "target_step_ms", "num_kv_pages", "num_lora_pages", "memory", "largest_size"]
 
 

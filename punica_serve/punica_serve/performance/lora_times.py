@@ -1,4 +1,4 @@
-"""What LoRA adds to a step: a model of this project's kernels, and the two of CaraServe (section 5.1, figure 9).
+"""Models of the time that LoRA adds to a step: this project's kernels', and CaraServe's two (section 5.1, figure 9).
 
 ``step_time.lora_seconds`` computes with them.
 """

@@ -147,8 +147,7 @@ class Deliveries(Message, frozen=True):
     offset: int = 0
     #: For new requests whose tenants have limits per minute. Process them first.
     rate_limits: tuple[RateLimits, ...] = ()
-    #: Of requests whose first tokens these are, on GPUs that share pages: handle, and prompt tokens found in the
-    #: KvCache.
+    #: (handle, prompt tokens found in the KvCache) of requests whose first tokens these are, on GPUs that share pages.
     cached: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:

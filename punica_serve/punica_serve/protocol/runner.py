@@ -55,7 +55,7 @@ class GpuInfo(Struct, frozen=True):
     prefix_caching: PrefixCaching | None = None
     #: Requests that are prefilled in one step at most.
     max_prefills: int = 1
-    #: What keeps the batch from being larger; see ``performance.auto_batch``. "max_batch_size": the config.
+    #: The limit on the batch size; see ``performance.auto_batch``. "max_batch_size": the config.
     batch_limit: str = "max_batch_size"
     #: UUIDs of a group's devices, by rank: the first is ``uuid``. Empty: there is no group.
     ranks: Annotated[tuple[str, ...], Meta(max_length=MAX_RANKS)] = ()
@@ -124,7 +124,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     #: 0: the report has full row headers, ``assignments`` and ``positions``. n: this is the n-th report with tokens
     #: after the one that had them, with the same rows, each n positions further.
     num_repeats: int = 0
-    #: Of requests whose first tokens these are: counter of the assignment, and prompt tokens found in the KvCache.
+    #: (counter of the assignment, prompt tokens found in the KvCache) of requests whose first tokens these are.
     cached: tuple[tuple[int, int], ...] = ()
     #: Holders of KvCache pages beyond each page's first: pages of requests, added up, exceed the pages in use by these.
     num_shared_kv_pages: int = 0

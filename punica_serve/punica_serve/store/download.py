@@ -88,7 +88,7 @@ def _read(source: BinaryIO, limit_bytes: int, stop: Event) -> Generator[Bytes]:
 def _write(chunks: Generator[Bytes], target: BinaryIO) -> tuple[bytes, bytes]:
     """Writes the chunks. Returns the SHA-256 and the checksum of all.
 
-    What was written goes to the disk while more comes, so that little is left to wait for in the end.
+    Written chunks are flushed to the disk during the download, so the final fsync is short.
     """
     hasher, checksum, descriptor = hashlib.sha256(), new_checksum(), target.fileno()
     with closing(chunks), side_thread(hasher.update) as hashing, side_thread(os.fsync) as syncing:

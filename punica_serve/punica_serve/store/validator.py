@@ -1,8 +1,8 @@
-"""Validates an untrusted folder: returns what the registry keeps of the adapter in it, or raises an error that says why
-not.
+"""Validates an untrusted folder and returns the registry's record of the adapter in it, or raises an error that says
+why not.
 
-Fail-closed: layout and values are checked by the code that workers load adapters with. Whatever it accepts is applied
-exactly as PEFT would.
+Fails closed: layout and values are checked by the code that workers load adapters with. An accepted adapter is applied
+exactly as by PEFT.
 """
 
 import json

@@ -126,7 +126,7 @@ class Quotas:
         return None
 
     def rate_limits(self, record: RequestRecord, quota: TenantQuota | None, now_ns: int) -> RateLimits | None:
-        """What is left to the request's tenant now that it was let in or refused; None without limits by the minute."""
+        """The tenant's remaining limits after this request; None without limits per minute."""
         tenant_id = record.request.tenant_id
         if tenant_id is None or quota is None or (quota.requests_per_min is None and quota.tokens_per_min is None):
             return None

@@ -27,7 +27,7 @@ TOKEN_TYPE = "I"
 NUM_SUSPICIOUS_LOSSES = 2
 
 
-#: Pages of a LoRA pool, by group. What many requests share is never changed.
+#: Pages of a LoRA pool, by group. Many requests share it, so it is never changed.
 LoraPages = Mapping[LoraGroup, int]
 
 
@@ -59,7 +59,7 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 
 class WaitReason(Enum):
-    """What a queued request waits for."""
+    """The reason why a request is queued."""
 
     __hash__ = object.__hash__
 

@@ -110,7 +110,9 @@ class SimulatedCluster:
         self._prompts = prompts
 
     def run(self, on_progress: Callable[[float], None] = lambda _now_s: None) -> None:
-        """AssertionError: a stream did not come out exactly once, or some state are wrong. That is a bug of ours."""
+        """Runs the simulation. Raises AssertionError if a stream was not delivered exactly once, or an audit fails: a
+        bug of ours.
+        """
         self._join()
         self._plan(0.0, self._tick)
         self._plan(0.0, partial(self._watch, on_progress))

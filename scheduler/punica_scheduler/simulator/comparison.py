@@ -23,13 +23,13 @@ def faster_by(summary: Summary, other: Summary) -> float:
 
 
 def times_per_token_s(times: RequestTimes) -> _Seconds:
-    """Of the finished requests with more than one token, fastest first."""
+    """Times per token of the finished requests with more than one token, sorted."""
     times_s = times.time_per_token_s
     return np.sort(times_s[~np.isnan(times_s)])
 
 
 def first_tokens_s(times: RequestTimes) -> _Seconds:
-    """Of the finished requests, fastest first."""
+    """Times to first token of the finished requests, sorted."""
     return np.sort(times.first_token_s)
 
 

@@ -1,4 +1,4 @@
-"""What the GPUs of a simulation did: batch sizes over time, idle stretches, tokens."""
+"""Records batch sizes, idle stretches and tokens of simulated GPUs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class Recorder:
     def __init__(self, gpu_uuids: Sequence[str], *, interval_s: float, max_batch_size: int) -> None:
         self._interval_s = interval_s
         self.max_batch_size = max_batch_size
-        #: Of each GPU, seconds times requests in each interval.
+        #: For each GPU: seconds times requests in each interval.
         self._request_s: dict[str, defaultdict[int, float]] = {uuid: defaultdict(float) for uuid in gpu_uuids}
         self._num_tokens: Counter[int] = Counter()
         self._num_arrivals: Counter[int] = Counter()

@@ -104,7 +104,7 @@ def simulate(
 def slos_of(
     config: ClusterConfig, arrivals: Arrivals, adapters: tuple[AdapterRef, ...] | None = None
 ) -> tuple[Slo, ...]:
-    """What each request is promised. ``adapters`` are the config's dummies, if they are there already."""
+    """The SLO of each request. ``adapters`` are the config's dummies, if they are there already."""
     if adapters is None:
         adapters = tuple(dummy_adapters(config.dummy_adapters, read_model_config(config.engine.model)).values())
     return slos_for(config, arrivals, adapters, partial(unloaded_s, config, mean_length(arrivals)))

@@ -1,4 +1,4 @@
-"""What the requests of a simulation are promised, by `simulation.slo`."""
+"""SLOs of simulated requests, by `simulation.slo`."""
 
 from collections.abc import Callable
 

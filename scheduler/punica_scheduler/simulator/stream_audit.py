@@ -14,7 +14,7 @@ from punica_serve.protocol import Deliveries, Ending, FinishReason
 from punica_serve.simulation.tokens import TOKEN_STRIDE, first_token
 
 _CHUNK_TOKENS = 1_000_000
-#: Of arrays: 64 bits.
+#: Type code of `array`: 64 bits.
 _INT = "q"
 
 _Ints = npt.NDArray[np.int64]
@@ -52,11 +52,11 @@ class StreamAudit:
 
     @property
     def is_whole(self) -> npt.NDArray[np.bool_]:
-        """Of each stream, whether it has ended with all its tokens."""
+        """For each stream, whether it has ended with all its tokens."""
         return np.array([reason == "length" for reason in self._ended_by])
 
     def take(self, deliveries: Deliveries, now_s: float) -> None:
-        """What a frontend was handed."""
+        """Counts tokens and endings delivered to a frontend."""
         num_rows = len(deliveries.handles)
         if num_rows:
             self._streams.extend(deliveries.handles)

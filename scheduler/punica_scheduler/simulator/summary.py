@@ -27,7 +27,7 @@ class Summary:
     gpu_time_s: float
     #: GPUs that have run nothing.
     num_unused_gpus: int
-    #: Of a step, each counted by its duration.
+    #: Mean over steps, each weighted by its duration.
     mean_batch_size: float
     #: In steps.
     busy_share: float
@@ -35,7 +35,7 @@ class Summary:
     full_share: float
     #: Idle, beyond the first RELEASE_S of each stretch.
     releasable_share: float
-    #: Of the idle time: in stretches longer than RELEASE_S.
+    #: Share of the idle time in stretches longer than RELEASE_S.
     long_idle_share: float
     #: For each second in steps.
     tokens_per_busy_s: float
@@ -65,7 +65,7 @@ class Check:
 
 
 def summarize(cluster: SimulatedCluster, snapshot: ClusterSnapshot, times: RequestTimes) -> Summary:
-    """Of a cluster that has run; ``snapshot`` is its scheduler's at the end."""
+    """Summarizes a cluster that has run; ``snapshot`` is its scheduler's at the end."""
     recorder, audit = cluster.recorder, cluster.audit
     request_s = sum(batch_size * seconds for batch_size, seconds in recorder.busy_s.items())
     per_token_s = times.time_per_token_s[~np.isnan(times.time_per_token_s)].tolist()

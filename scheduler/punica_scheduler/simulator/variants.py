@@ -7,7 +7,7 @@ from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.fields import PlacementName
 from punica_serve.config.scheduler_section import SchedulerConfig
 
-#: What an ablation changes in `scheduler:`.
+#: Settings of `scheduler:` that an ablation changes.
 ABLATIONS: dict[str, Mapping[str, Any]] = {
     "most_idle": {"placement": "most_idle"},
     "first_fit": {"placement": "first_fit"},

@@ -26,9 +26,9 @@ MARK_ENV = "PUNICA_TEST_MARK"
 STOP_TIMEOUT_S = 100.0
 #: Two CPUs serve all streams and Ray beside them.
 MAX_TOKENS = 64
-#: Of the head, where `up` is: the frontend is there, for a frontend's death is its clients' affair.
+#: Resources of the head, where `up` runs with the frontend, which these tests do not kill.
 HEAD: dict[str, float] = {"head": 1}
-#: Of the others: one process of each kind.
+#: Resources of the other nodes: one process of each kind.
 NODE: dict[str, float] = {"scheduler": 1, "runner": 1}
 #: A dead node is found in two seconds, where Ray's default takes fifteen.
 FOUND_SOON = {

@@ -189,7 +189,7 @@ async def test_a_deletion_that_takes_longer_is_202(api: httpx.AsyncClient, world
     assert (answer.status_code, answer.json()["status"]) == (202, "deleting")
     status = (await api.get(answer.json()["status_url"], headers=USER)).json()
     assert status["status"] == "deleting" and status["residency"]["gpus"] == ["CPU-1"]
-    # Whose it was not learns nothing of it.
+    # Other tenants learn nothing of it.
     assert (await api.get(answer.json()["status_url"], headers=OTHER)).status_code == 404
     world.cluster.in_use = set()
     await until(lambda: not world.stored())

@@ -102,7 +102,7 @@ async def test_a_stretch_that_is_dragged_over_is_shown_alone(
 ) -> None:
     cluster.now_ns = 1_800_000_000_000_000_000
     await tab.open(url)
-    # What is drawn last moves the chart no more.
+    # The last drawing moves the chart no more.
     await tab.waits_until("document.querySelectorAll('#gpus article').length === 1")
     box = await tab.page.locator(chart).bounding_box()
     assert box is not None

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 pytestmark = pytest.mark.slow
 
 NUM_LOOKS = 30
-#: Of the page's main thread: an update that takes longer than a fifth of a second falls behind.
+#: Main thread time of one update: updates come five times a second.
 MAX_CPU_MS = 200
 
 

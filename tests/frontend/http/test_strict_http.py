@@ -126,7 +126,7 @@ async def test_the_host_of_a_target_overrules_the_header(server: EmbeddedServer,
 
 
 def sent_by(connection: h11.Connection, head: bytes, headers: list[tuple[bytes, bytes]]) -> list[bytes | None]:
-    """What a connection sends for two answers of three pieces each, on requests that begin with this head."""
+    """Bytes that a connection sends for two answers of three pieces each, on requests that begin with this head."""
     sent = []
     for _ in range(2):
         connection.receive_data(head + b"Host: x\r\n\r\n")

@@ -216,7 +216,7 @@ async def test_a_flood_of_messages_is_taken_a_slice_at_a_time(
 async def test_a_websocket_that_was_closed_ends_with_the_clients_close(
     websocket: GuardedWebSocket, transport: FakeTransport, is_early: bool
 ) -> None:
-    """Whatever the client sent before it, and though nobody takes messages any more."""
+    """Holds for anything that the client sent before, though nobody takes messages any more."""
     sent = EMPTY_TEXT * SLICE_BYTES + b"\x88\x82\0\0\0\0" + (1008).to_bytes(2)
     if is_early:
         websocket.data_received(sent)

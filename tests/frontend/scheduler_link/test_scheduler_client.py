@@ -49,7 +49,7 @@ from waits import until
 QUOTA = TenantQuota(max_concurrent=3)
 REQUEST = Request("r", 1, (1, 2), SamplingParams(), slo=Slo(0.5, 0.02))
 SNAPSHOT = ClusterSnapshot(1, 2, (), 0, 1, 0, {})
-#: Of a client's first request.
+#: Handle of a client's first request.
 HANDLE = 0
 ADDED = AddRequest(HANDLE, REQUEST, QUOTA)
 AGAIN = AddRequest(HANDLE, REQUEST, QUOTA, is_new=False)
@@ -158,7 +158,7 @@ async def test_closing_early_cancels(client: WireSchedulerClient, scheduler: Scr
         scheduler.send(tokens(0, 10))
         assert await waiting == Delivery(0, (10,))
     await until(lambda: scheduler.received == [ADDED, CancelRequest("r")])
-    # What was on its way is not a broken link.
+    # Messages on their way do not break the link.
     scheduler.send(tokens(1, 11))
     scheduler.send(Limits(2, 64))
     await until(lambda: client.limits == Limits(2, 64))

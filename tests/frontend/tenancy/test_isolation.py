@@ -19,10 +19,10 @@ from tenant_keys import ClientOf, Keys
 
 #: acme's, in the registry of these tests, and what its files are called there. bolt asks.
 THEIRS, DIGEST = "latin", b"latin".hex().ljust(64, "0")
-#: Of the same length, as nobody's adapter is called.
+#: A name of the same length that no adapter has.
 NOBODYS, NO_DIGEST = "lemur", b"lemur".hex().ljust(64, "0")
 
-#: What names an adapter: its body, or None where the path alone names it.
+#: Routes that name an adapter: the body, or None where the path alone names it.
 NAMING: dict[str, Any] = {
     "POST /v1/generate": {"prompt": "4", "lora_id": "NAME"},
     "POST /v1/completions": {"prompt": "4", "model": "NAME"},
@@ -45,7 +45,7 @@ NAMING: dict[str, Any] = {
     "POST /v1/load_lora_adapter": {"lora_name": "NAME", "lora_path": "/nowhere"},
 }
 
-#: What tells of many things at once, and must not tell of others'.
+#: Routes that list many things, and must not list another tenant's.
 LISTING = {
     "GET /v1/models",
     "GET /v1/adapters",

@@ -9,7 +9,7 @@ from echo_cluster import EchoCluster
 from unknown_fields import ADAPTERS, HINTS, NEUTRAL, REFUSED
 
 ROUTES = ("/generate", "/generate_stream", "/")
-#: Of parameters that are known, or that are off with 0.
+#: Parameters with values that change nothing.
 NOTHING = {"return_k_alternatives": 0, "top_n_tokens": 0, "details": False, "stop": [], "min_p": 0, "top_p": ""}
 
 routes = pytest.mark.parametrize("route", ROUTES)

@@ -38,7 +38,7 @@ class Peer:
         self._frames: Iterator[dict[str, Any] | str] = iter(frames)
         self.num_sent = 0
         self.received: list[dict[str, Any]] = []
-        #: Of those, in bytes.
+        #: Lengths of those, in bytes.
         self.lengths: list[int] = []
         self.reads = asyncio.Event()
         self.leaves = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What PEFT saves beside updates of the embedding and the head, by its own save_pretrained."""
+"""Tensors that PEFT's save_pretrained saves beside updates of the embedding and the head."""
 
 import json
 import shutil

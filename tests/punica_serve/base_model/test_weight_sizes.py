@@ -36,7 +36,7 @@ def test_a_file_of_another_size_than_its_header_describes_is_refused(tmp_path: P
     ],
 )
 def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> None:
-    """Such as the pointer that Git leaves where LFS is not installed."""
+    """Git leaves such a pointer where LFS is not installed."""
     with pytest.raises(
         ModelRejected, match=rf"has {len(content)} bytes, which begin with no safetensors header; download"
     ):

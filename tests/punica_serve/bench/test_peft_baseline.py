@@ -1,4 +1,4 @@
-"""What the baseline runs under. Its answers are looked at in test_textgen.py."""
+"""Settings of the baseline. Its answers are checked in test_textgen.py."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What every benchmark leaves behind."""
+"""The files that every benchmark writes."""
 
 import json
 import sys

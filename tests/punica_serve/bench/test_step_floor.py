@@ -1,4 +1,4 @@
-"""What a decode step must read, in numbers that can be checked by hand."""
+"""Bytes that a decode step must read, in numbers that can be checked by hand."""
 
 import pytest
 import torch

@@ -44,7 +44,7 @@ async def lines(path: Path, count: int) -> list[str]:
     return read()
 
 
-# What starts the tests may have SIGINT ignored, as a shell has for its background jobs, and children inherit that.
+# The tests' parent may ignore SIGINT, as a shell does for background jobs, and children inherit that.
 NOTE_PID_AND_WAIT = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)

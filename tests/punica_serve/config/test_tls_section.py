@@ -8,7 +8,7 @@ from punica_serve.errors import ConfigError
 
 
 def mistakes(folder: Path, tls: Any) -> list[str]:
-    """What is told of the settings, by key."""
+    """Errors about the settings, by key."""
     with pytest.raises(ConfigError) as caught:
         parse_config({"engine": {"model": "base"}, "tls": tls}, source="x", folder=folder)
     return [line.removeprefix("x: ") for line in caught.value.message.splitlines()]

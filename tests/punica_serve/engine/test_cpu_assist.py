@@ -79,7 +79,7 @@ def engine(open_engine: Callable[[str], Engine], refs: list[AdapterRef]) -> Engi
 
 @pytest.fixture
 def resident(open_engine: Callable[[str], Engine]) -> Callable[..., tuple[dict[str, list[int]], list[Failure]]]:
-    """What requests get from an engine that waits for all of an adapter."""
+    """Tokens from an engine that waits for all of an adapter."""
     return lambda *requests: run_requests(open_engine("wait"), *requests)
 
 

@@ -73,7 +73,7 @@ def open_engine(model: Path) -> Iterator[Callable[..., Engine]]:
 
 @pytest.fixture
 def resident(open_engine: Callable[..., Engine]) -> Resident:
-    """What requests get from an engine on a CPU that waits for all of an adapter."""
+    """Tokens from an engine on a CPU that waits for all of an adapter."""
     return lambda *requests: run_requests(open_engine("wait", "cpu"), *requests)
 
 

@@ -19,7 +19,7 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 # Triton compiles its kernels the first time.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-#: Of models with heads of a common size.
+#: Models with heads of a common size.
 _WIDE_SHAPE = {"hidden_size": 256, "initializer_range": 0.05}
 
 
@@ -109,7 +109,9 @@ def test_a_step_of_more_rows_than_a_launch_has_room_for_is_refused(make_engine: 
 def test_numbers_that_are_not_finite_stay_with_their_request(
     make_engine: MakeEngine, make_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What it leaves in the KvCache and in buffers harms nobody: here in bfloat16, in `test_run_ahead` in float32."""
+    """Its leftovers in the KvCache and in buffers harm nobody: here in bfloat16, in `test_overlap_scheduling` in
+    float32.
+    """
     folder = make_llama(**_WIDE_SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     write_random_adapter(tmp_path / "poison", read_model_config(folder), rank=8, seed=1, scale=1e30)
     poison = read_adapter(tmp_path / "poison", read_model_config(folder))

@@ -34,7 +34,7 @@ from waits import DEADLINE_S
 
 NUM_REQUESTS, MAX_TOKENS = 16, 10
 
-#: What a request may ask for beside its tokens: each a case of its own where the newest token comes late.
+#: Options of a request; each is a case of its own where the newest token comes late.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
     {"stop_token_ids": tuple(range(3, 97, 8))},
@@ -51,7 +51,7 @@ Answers = dict[str, tuple[list[int], str]]
 
 @pytest.fixture(scope="module")
 def requests(make_adapter: Callable[..., AdapterRef]) -> list[Request]:
-    """Of mixed adapters, lengths, temperatures and wishes."""
+    """Requests of mixed adapters, lengths, temperatures and options."""
     adapters = [None, *(make_adapter(rank=rank, seed=rank) for rank in (3, 8, 16, 17))]
     common: dict[str, Any] = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
     return [
@@ -130,7 +130,7 @@ class _Driver:
         for ref in self._adapters:
             self._engine.evict(ref.digest)
         loader = self._engine._loader
-        # What is being copied to the device is no resident yet, and is dropped where it arrives.
+        # Adapters being copied are not resident yet, and are dropped on arrival.
         while loader.adapters or not loader._host.is_idle:
             assert time.monotonic() < deadline, "an adapter stays"
             self._engine.wait(0.05)
@@ -162,7 +162,7 @@ class _Driver:
 
 
 class _Moody:
-    """What is slow, and fails now and then: the disk, the store and the link. Threads share it."""
+    """Makes the disk, the store and the link slow, and fails them now and then. Threads share it."""
 
     def __init__(self, seed: int, folders: dict[str, str]) -> None:
         """``folders``: where the store's adapters really are."""

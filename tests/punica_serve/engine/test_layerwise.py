@@ -96,7 +96,7 @@ def _pause_for(joined: list[str], device: str) -> None:
 
 @pytest.fixture
 def resident(make_engine: MakeEngine, model: Path) -> Callable[..., dict[str, list[int]]]:
-    """What requests get from an engine that waits for all of an adapter, on a CPU."""
+    """Tokens from an engine on a CPU that waits for all of an adapter."""
 
     def run(*requests: Request) -> dict[str, list[int]]:
         tokens, failures = run_requests(make_engine(model, cold_start="wait"), *requests)

@@ -79,7 +79,7 @@ def make_overlapped(make_engine: MakeEngine, request: pytest.FixtureRequest) -> 
 
 @pytest.fixture
 def plainly(make_engine: MakeEngine) -> Callable[..., _Told]:
-    """What a plain CPU with plenty of everything says to requests."""
+    """Tokens from a plain CPU engine with plenty of everything."""
 
     def run(*requests: Request) -> _Told:
         with pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,7 @@ MAX_TOKENS, NUM_LOGPROBS, PREFILL_BUDGET_TOKENS = 12, 5, 256
 
 #: How far from float32 we may be, in root mean squares of transformers' and PEFT's own distance: all, and any request.
 WORST_MEAN, WORST_REQUEST = 1.5, 2.0
-#: What a greedy choice may be less likely than the best, in the same measure: both may be off, and by more than usual.
+#: Largest gap of a greedy choice to the best, in the same measure: both may be off, and by more than usual.
 WORST_CHOICE = 6.0
 #: How much nearer to its own adapter than to none an answer must be for all this to prove anything.
 LEAST_EFFECT = 20.0
@@ -142,7 +142,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _logprobs(model: PeftModel, adapter: str | None, answer: _Answer) -> Tensor:
-    """Of the whole vocabulary at each token, given those before it: float32 [tokens, vocab]."""
+    """Logprobs of the whole vocabulary at each token, given those before it: float32 [tokens, vocab]."""
     ids = torch.tensor([[*answer.prompt, *answer.token_ids[:-1]]], device=model.device)
     with torch.inference_mode():
         if adapter is None:
@@ -156,7 +156,7 @@ def _logprobs(model: PeftModel, adapter: str | None, answer: _Answer) -> Tensor:
 
 
 def _requests(world: _World) -> list[tuple[str | None, Request]]:
-    """Of all adapters and the base, with long and short prompts."""
+    """Requests of all adapters and the base, with long and short prompts."""
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=NUM_LOGPROBS)
     vocab_size = world.exact.config.vocab_size
     requests = []

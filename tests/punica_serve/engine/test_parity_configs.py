@@ -25,7 +25,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 PROMPT = (5, 17, 2, 40, 33)
 NUM_TOKENS = 8
 
-#: What LoraConfig is given, what the saved file says on top, and what the log says.
+#: Arguments of LoraConfig, fields added to the saved file, and the expected log.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "names that the base lacks": (
         {"target_modules": ["q_proj", "query_key_value", "layers.9.mlp.up_proj"]},

@@ -1,4 +1,4 @@
-"""Which kernels a forward pass launches, in which order and how. What it computes is in engine/test_parity.py."""
+"""Kernels that a forward pass launches, in which order and how. Results are tested in engine/test_parity.py."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

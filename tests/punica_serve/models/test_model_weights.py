@@ -1,4 +1,4 @@
-"""Checks of a checkpoint. What the model computes is in engine/test_parity.py."""
+"""Checks of a checkpoint. The model's results are tested in engine/test_parity.py."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

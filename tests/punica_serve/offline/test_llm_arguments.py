@@ -1,4 +1,4 @@
-"""What a newcomer may give LLM that it can't take: each is named, with what it must be."""
+"""Errors for wrong arguments of LLM name the argument and what it must be."""
 
 from collections.abc import Callable
 from pathlib import Path

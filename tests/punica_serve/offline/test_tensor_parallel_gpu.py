@@ -73,7 +73,7 @@ def _assert_near_tie(ours: TokenLogprobs, theirs: TokenLogprobs, is_greedy: bool
 
 
 def _of_group(model: Path, adapters: dict[str, str], **settings: Any) -> list[Answer]:
-    """What two GPUs say; all of their processes have ended afterwards."""
+    """Answers of two GPUs; all of their processes have ended afterwards."""
     with LLM(model, adapters, device="cuda:0", tensor_parallel=2, **settings) as llm:
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()

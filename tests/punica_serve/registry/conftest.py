@@ -21,7 +21,7 @@ from punica_serve.registry.registry import Registry
 from punica_serve.registry.tables import metadata
 from registries import Clock, OpenRegistry
 
-#: What the migrations put into the tables.
+#: Rows that the migrations put into the tables.
 FirstRows = dict[Table, list[dict[str, Any]]]
 
 #: The URL of a database on a server whose user may create databases.

@@ -1,4 +1,4 @@
-"""What was used, and who changed what."""
+"""Usage, and the audit log."""
 
 import asyncio
 from dataclasses import replace

@@ -55,7 +55,7 @@ async def fails_in_time(registry: Registry) -> None:
 
 
 async def serves_on(registry: Registry, secret: str) -> None:
-    """What was known is known, what was not is refused without waiting."""
+    """Cached rows are served; others are refused without waiting."""
     assert (await registry.adapter("default", "x")).ref == ref_of("a")
     assert await registry.key_of(secret) is not None
     assert registry.is_away

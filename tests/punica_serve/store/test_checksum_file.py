@@ -1,4 +1,4 @@
-"""What a download says of itself is believed where only this user can have written, and shows later damage."""
+"""A download's checksum file is trusted only where no other user could write it, and shows later damage."""
 
 import asyncio
 import hashlib

@@ -205,7 +205,7 @@ async def test_refuses_an_archive_of_very_many_files(
 async def test_the_members_of_a_zip_are_counted_before_it_is_opened(
     folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever number of them the archive gives."""
+    """The limit counts members, not the number that the archive claims."""
     body = bytearray(zipped({**files, **{f"{number}": b"" for number in range(100)}}))
     body[-14:-10] = bytes(4)
     monkeypatch.setattr("punica_serve.store.archive._MAX_MEMBERS", 100)

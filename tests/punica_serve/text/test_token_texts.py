@@ -11,7 +11,7 @@ from punica_serve.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def byte_level() -> Tokenizer:
-    """Of Llama 3's kind: letters stand for bytes."""
+    """Llama 3's kind: letters stand for bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({"</s>": 0} | {c: i for i, c in enumerate(letters, 1)} | {"Ġx": 300}, []))
     backend.add_special_tokens(["</s>"])
@@ -22,7 +22,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def byte_fallback() -> Tokenizer:
-    """Of Llama 2's kind: a leading space is a letter of its own, and unknown characters are spelled byte by byte."""
+    """Llama 2's kind: a leading space is a letter of its own, and unknown characters are spelled byte by byte."""
     vocabulary = {"<unk>": 0, "a": 1, "▁a": 2, "▁the": 3} | {f"<0x{value:02X}>": 4 + value for value in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
     backend.decoder = decoders.Sequence(

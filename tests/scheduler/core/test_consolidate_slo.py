@@ -108,7 +108,7 @@ def test_a_place_in_a_queue_costs_those_who_decode_nothing_more() -> None:
 
 @pytest.mark.parametrize(("rank", "order"), [(8, "BA"), (128, "AB")])
 def test_a_rank_counts_for_every_token_of_those_who_decode(rank: int, order: str) -> None:
-    """Of 50 ms of slack the pause takes 33.5; 99 steps take 2 ms longer with rank 8, and 30 with rank 128."""
+    """The pause takes 33.5 of 50 ms of slack; 99 steps take 2 ms longer with rank 8, and 30 with rank 128."""
     placed = PlacedRequests("AB")
     started(placed, "B", 1, Slo(time_per_token_s=0.0340))
     assert placed.order(consolidate_slo(), placed.request(rank=rank)) == order

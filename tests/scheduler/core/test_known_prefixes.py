@@ -1,4 +1,4 @@
-"""Of GPUs equal to the policy, the one that knows the longest prefix wins; hints are bounded, and may be wrong."""
+"""Among GPUs equal to the policy, the one that knows the longest prefix wins; hints are bounded, and may be wrong."""
 
 import pytest
 

@@ -12,7 +12,7 @@ from scheduler_in_words import Cluster
 
 
 def ending(cluster: Cluster) -> Ending:
-    """Of the newest event's only request that ended."""
+    """The newest event's only ending."""
     deliveries = [action.deliveries for action in cluster.actions if isinstance(action, Deliver)]
     (end,) = [end for delivery in deliveries for end in delivery.endings]
     return end

@@ -1,4 +1,4 @@
-"""What charts mark."""
+"""The cluster events that charts mark."""
 
 from typing import Any
 

@@ -70,7 +70,7 @@ def _config(subject: Subject, settings: FigureSettings) -> EngineConfig:
 
 
 def _host_bytes(subject: Subject, settings: FigureSettings) -> int:
-    """Of A and B of the first group, in all layers."""
+    """Bytes of A and B of the first group, all layers."""
     group, num_ranks = subject.model.spec.groups[0], pages_of_rank(settings.rank) * LORA_PAGE_RANKS
     num_slices = len(group.out_offsets) - 1
     numel = num_ranks * (num_slices * group.in_features + group.out_offsets[-1])

@@ -48,7 +48,7 @@ class _Prefills:
             return torch.zeros(sizes, dtype=shape.torch_dtype, device=device)
 
         self._x, self._delta = zeros(num_tokens, group.in_features), zeros(num_tokens, group.out_features)
-        #: Of each layer, as in a model: no layer finds its weights in the device's cache.
+        #: One weight per layer, so that no layer finds its weights in the L2 cache.
         self._base = zeros(shape.num_layers, group.in_features, group.out_features)
         self._exchange = CudaExchange(assist.memory, arrivals)
         self._step_words = torch.zeros(NUM_STEP_WORDS, dtype=torch.int32, device=device)

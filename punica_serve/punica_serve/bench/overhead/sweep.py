@@ -96,7 +96,7 @@ def measure(
             base_s[cell.batch_size] = median_step_s(engine, [None] * cell.batch_size, settings.num_steps, advance)
         batch = spread(adapters(cell.rank)[: cell.num_adapters], cell.batch_size)
         lora_s[cell] = median_step_s(engine, batch, settings.num_steps, advance)
-    title = f"What LoRA adds to a decode step, all projections (median of {settings.num_steps} steps)"
+    title = f"Time that LoRA adds to a decode step, all projections (median of {settings.num_steps} steps)"
     return TableData("overhead", title, COLUMNS, [_row(cell, base_s[cell.batch_size], lora_s[cell]) for cell in found])
 
 

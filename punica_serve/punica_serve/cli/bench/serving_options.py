@@ -18,7 +18,7 @@ _URL_HELP = (
 ShapeDeviceOption = Annotated[str, typer.Option("--device", help="Device of a shape's worker.")]
 UrlOption = Annotated[str | None, typer.Option(metavar="URL", help=_URL_HELP)]
 AdapterNameOption = Annotated[
-    str, typer.Option(metavar="NAME", help="What the server at `--url` calls adapters; {} stands for a number.")
+    str, typer.Option(metavar="NAME", help="Names of the adapters on the server at `--url`; {} stands for a number.")
 ]
 WorkloadsOption = Annotated[str, typer.Option(metavar="NAME,...", help="Workloads to run.")]
 PopulationsOption = Annotated[str, typer.Option(metavar="NAME,...", help="Populations to run.")]

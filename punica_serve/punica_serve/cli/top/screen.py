@@ -18,7 +18,7 @@ from punica_serve.numbers import counted, natural_order
 _TITLE = "bold"
 _DIM = "dim"
 _LEGEND_LINES = 1
-#: Of adapters and of events, however many GPUs there are.
+#: Rows reserved for adapters and for events, however many GPUs there are.
 _KEPT_ROWS = 3
 
 

@@ -83,7 +83,7 @@ class AdapterEntry:
     filling: GroupCopy | None = None
     #: Fills its pages while STREAMING.
     stream: PageStream | None = None
-    #: What a step may wait for meanwhile, if it may.
+    #: Set where a step may wait for the layers while they are copied.
     arrival: Arrival | None = None
     #: The end of the last step that may read the pages, once no request uses the adapter.
     fence: torch.cuda.Event | None = None

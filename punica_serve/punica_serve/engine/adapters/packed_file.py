@@ -44,7 +44,7 @@ class PackedFileInvalid(Exception):
 
 class _Header(msgspec.Struct, frozen=True):
     layout: str
-    #: Of the adapter: its digest, and what its configuration means.
+    #: The adapter's digest, and the meaning of its configuration.
     adapter: str
     checksums: tuple[bytes, ...]
 

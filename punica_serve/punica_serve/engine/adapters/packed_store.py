@@ -96,7 +96,7 @@ class PackedStore:
         return is_digest(ref.digest) and self._folder.packed.has(ref.digest, self._layout.name)
 
     def checksums(self, ref: AdapterRef) -> bytes | None:
-        """Of an adapter that this host has downloaded to the cache folder."""
+        """Checksums of an adapter that this host has downloaded; None without them."""
         return self._folder.checksums(Path(ref.uri))
 
     def read(self, ref: AdapterRef, memory: Tensor, stream: PageStream | None = None) -> PackedAdapter | None:

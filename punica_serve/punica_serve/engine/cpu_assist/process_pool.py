@@ -149,7 +149,7 @@ class ProcessPool:
             self._end(child, f"ended with status {status}")
 
     def _start(self, child: _Child) -> None:
-        # Whatever had this number before is gone, and has left all jobs.
+        # The child that had this number before is gone; mark it as having left all jobs.
         self._memory.pids[child.number] = 0
         self._memory.left[child.number] = self._last_key
         shape, exchange, host = self._arguments

@@ -70,7 +70,7 @@ class CudaLora:
         return Projected(y, delta)
 
     def _shrink(self, x: Tensor, pool: GroupPool, layer: int, table: LoraTable) -> Tensor:
-        """x A of all ranks together, float32 [workspace_numel]. What the table does not name is anything."""
+        """x A of all ranks together, float32 [workspace_numel]. Values that the table does not name are undefined."""
         a = pool.a[:, layer]
         if pool.divided_columns is None:
             shrink(self._workspace, x, a, table)

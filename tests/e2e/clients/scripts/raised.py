@@ -1,4 +1,4 @@
-"""What the client scripts share."""
+"""Code shared by the client scripts."""
 
 from collections.abc import Callable
 from typing import TypeVar

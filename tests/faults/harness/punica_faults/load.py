@@ -1,7 +1,7 @@
 """A closed loop of streams: each that ends is replaced by another, until it is told to stop. Every frame is checked.
 
-A frame must go on exactly where the one before ended, with exactly the tokens of the undisturbed answer. What does not
-is a *problem*, kept in words, and every wait for the load raises the first.
+A frame must go on exactly where the one before ended, with exactly the tokens of the undisturbed answer. Any difference
+is recorded as a *problem* in words, and every wait for the load raises the first.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from waits import until
 
 #: In flight at any time, over all sockets: a multiple of their number.
 NUM_STREAMS = 208
-#: Of a client whose frontend is gone.
+#: Delay of a client whose frontend is gone.
 RECONNECT_S = 0.1
 OPEN_TIMEOUT_S = 5.0
-#: Of a request that was refused.
+#: Delay after a request was refused.
 RETRY_S = 0.2
-#: What a client may be told before its first token: there is no scheduler to take it, or its frontend is leaving.
+#: Error codes allowed before the first token: no scheduler takes the request, or the frontend is leaving.
 REFUSALS = ("cluster_unavailable", "out_of_capacity")
 #: A stream that has got so many tokens since a fault is past it: more than can have been under way.
 PAST_TOKENS = 32
@@ -89,7 +89,7 @@ class Load:
         self.problems: list[str] = []
         self.num_completed = 0
         self.num_tokens = 0
-        #: Of clients whose frontend died.
+        #: Streams of clients whose frontend died.
         self.num_lost = 0
         #: Refused before their first token, and asked again.
         self.num_refused = 0

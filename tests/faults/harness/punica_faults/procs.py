@@ -58,7 +58,7 @@ class KeptProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Of memory."""
+        """Resident memory of the process."""
         num_pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return num_pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -54,7 +54,7 @@ class _Pipe:
 
 
 class Link:
-    """What one peer dials instead of the scheduler.
+    """A proxy that one peer dials instead of the scheduler.
 
     Cut: connections break, and new ones are refused. Dropping: they stay, and nothing arrives, not even their end,
     until the link is restored. Delayed: everything arrives so much later, in order.

@@ -1,4 +1,4 @@
-"""What a batch is, and what it must move."""
+"""A batch, and the bytes it must move."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What LoRA adds to a decode step, on the tiny model: the batches, and what is left behind. Figures are not judged."""
+"""The overhead benchmark on the tiny model: its batches and files. Figures are not judged."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What the benchmark commands share."""
+"""Code shared by the benchmark commands."""
 
 from pathlib import Path
 

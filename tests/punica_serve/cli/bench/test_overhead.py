@@ -32,7 +32,7 @@ def test_options_become_settings_and_a_failure_an_exit_code(tmp_path: Path, monk
         "--steps=5",
     ]
     result = CliRunner().invoke(app, args)
-    # What failed is said, and the rest is left behind.
+    # Failures are printed, and the other results are written.
     assert result.exit_code == 1 and "FAILED the trace holds no kernel named sgmv_shrink" in result.output
     assert (tmp_path / "overhead.json").is_file()
     ((subject, settings, out),) = seen

@@ -1,4 +1,4 @@
-"""What `up` refuses before it starts anything: one line, exit code 2. tests/e2e starts it for good."""
+"""`up` refuses mistakes before it starts anything: one line, exit code 2. tests/e2e starts it for good."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -31,7 +31,7 @@ class _Harness:
         self.progress = Event()
         self.cache = HostCache(HostMemory(1 << 24))
         self.reader = AdapterReader(self.cache, model, torch.float32, CPU)
-        #: What was asked of the store, in order; open until a test sets it.
+        #: Calls of the store, in order; open until a test sets it.
         self.fetches: list[tuple[AdapterRef, Future[Path]]] = []
         self.loader = HostLoader(self.cache, self.reader, self._fetch, self.progress.set)
 

@@ -30,7 +30,7 @@ class _NotingEvent:
 def test_copies_that_are_queued_are_waited_for_when_another_fails(
     tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked for them frees their source next."""
+    """The caller frees the source next."""
     pool = LoraPool(tiny_model, num_pages=1, dtype=torch.float32, device=torch.device("cpu"))
     notes: list[str] = []
 

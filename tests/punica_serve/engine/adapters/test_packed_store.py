@@ -38,7 +38,7 @@ GB = 1 << 30
 class Worker:
     """One process's reader, with a cold host cache."""
 
-    #: Of the test that runs.
+    #: Workers of the running test.
     all: ClassVar[list["Worker"]] = []
 
     def __init__(self, folder: Path, model: ModelConfig, dtype: torch.dtype = torch.float32, budget: int = GB) -> None:
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tiny_model: ModelConfig) -> ModelConfig:
-    """Of several chunks."""
+    """A model whose adapters have several chunks."""
     return replaced(tiny_model, num_hidden_layers=7)
 
 

@@ -1,4 +1,4 @@
-"""What ranks pack of an adapter: A whole and B divided where outputs are divided, the reverse where inputs are."""
+"""The share of an adapter that ranks pack: B divided where outputs are divided, A where inputs are."""
 
 from collections.abc import Callable
 from pathlib import Path

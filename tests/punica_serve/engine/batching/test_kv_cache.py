@@ -33,7 +33,7 @@ def test_a_cpus_pages_come_without_an_earlier_owners_nan(tiny_model: ModelConfig
 
 @pytest.mark.parametrize(("used", "pages"), [(0, 90), (50, 40), (51, 39), (90, 0), (91, -1), (100, -10)])
 def test_all_use_stays_within_the_share(used: int, pages: int) -> None:
-    """Of 1000 bytes, 900 are ours."""
+    """The engine may use 900 of 1000 bytes."""
     found = pages_within(free_bytes=1000 - 10 * used, total_bytes=1000, share=0.9, page_bytes=10)
     assert found == pages
 

@@ -28,7 +28,7 @@ def test_pieces_never_overlap_and_an_empty_arena_is_whole_again(orders: list[int
 
 
 def test_a_thousand_adapters_of_a_7b_model_fit_into_84_gb() -> None:
-    """Of rank 16 on all projections, in half precision: 79,953,920 bytes each."""
+    """Rank 16 on all projections in half precision takes 79,953,920 bytes."""
     arena = ByteArena(84 * 10**9)
     assert all(arena.allocate(79_953_920) is not None for _ in range(1000))
 

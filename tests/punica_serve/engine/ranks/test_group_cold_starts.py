@@ -86,7 +86,7 @@ def make_group(request: pytest.FixtureRequest, model: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def resident(model: Path) -> Callable[..., dict[str, list[int]]]:
-    """What requests get from one device that waits for all of an adapter."""
+    """Tokens from one device that waits for all of an adapter."""
 
     def run(*requests: Request) -> dict[str, list[int]]:
         engine = Engine(_config(model, "wait"))
