@@ -10,11 +10,12 @@ from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assist_profile import measure_exchanges
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cuda.batch_bucket import BatchBuckets
-from punica_serve.engine.memory.device_memory import first_line, free_bytes, gib, is_out_of_memory
+from punica_serve.engine.memory.device_memory import free_bytes, gib, is_out_of_memory
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.step_runner import CpuRunner, StepRunner
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.errors import ConfigError
+from punica_serve.errors.reasons import first_line
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
 from punica_serve.numbers import counted

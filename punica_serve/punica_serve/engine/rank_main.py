@@ -9,6 +9,7 @@ process when the leader has ended.
 import argparse
 import contextlib
 import ctypes
+import logging
 import os
 import queue
 import signal
@@ -43,6 +44,8 @@ from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.protocol import WireError
+
+log = logging.getLogger(__name__)
 
 #: How long a rank on a GPU polls for the next step before it sleeps.
 _POLL_S = 0.001
@@ -92,6 +95,7 @@ class _Leader:
     """The leader, on a thread of its own: this process ends with it."""
 
     def __init__(self, link: RankLink, timeout_s: float) -> None:
+        """``timeout_s``: its longest silence. It answers and pings far more often."""
         self._link = link
         self._timeout_s = timeout_s
         self._answers: queue.SimpleQueue[RankWelcome | Agreed] = queue.SimpleQueue()
@@ -120,12 +124,14 @@ class _Leader:
 
     def _read(self) -> None:
         try:
-            while True:
+            while self._link.await_message(self._timeout_s):
                 message = self._link.receive()
                 if isinstance(message, RankPing):
                     self._link.send(RankPong(message.number))
                 else:
                     self._answers.put(message)
+            log.error("rank 0 has said nothing for %g s, so this rank ends", self._timeout_s)
+            os._exit(1)
         except LinkEnded:
             threading.Event().wait(_ORPHAN_GRACE_S)  # if it was told to stop, it may be about to
         os._exit(0)

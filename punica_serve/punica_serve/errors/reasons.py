@@ -23,6 +23,11 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error, which may go on for pages; the name of its type where it has no text."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def why_unreadable(file: Path) -> str | None:
     """The reason why a file can't be read, in the system's words; None if it can."""
     try:

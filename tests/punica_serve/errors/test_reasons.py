@@ -4,7 +4,7 @@ import ssl
 
 import pytest
 
-from punica_serve.errors.reasons import reason_of
+from punica_serve.errors.reasons import first_line, reason_of
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ from punica_serve.errors.reasons import reason_of
 )
 def test_the_systems_own_words_where_there_are_any(error: BaseException, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+@pytest.mark.parametrize(("text", "line"), [("no kernel image\nis available", "no kernel image"), ("", "MemoryError")])
+def test_the_first_line_of_an_error_or_its_type(text: str, line: str) -> None:
+    assert first_line(MemoryError(text)) == line
 
 
 def test_why_there_is_no_tls() -> None:

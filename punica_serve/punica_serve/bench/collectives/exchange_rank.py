@@ -12,6 +12,7 @@ from punica_kernels.bench.timing import graph_us
 from punica_serve.base_model.model_config import ModelDtype
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.collectives.exchange_ways import WAYS
+from punica_serve.errors.reasons import first_line
 
 #: Exchanges in one CUDA graph.
 _NUM_CALLS = 32
@@ -69,6 +70,6 @@ def _run_way(way: str, device: torch.device, settings: ExchangeSettings, results
                 [exchange] * (_NUM_CALLS if device.type == "cuda" else 1), device, settings.num_replays
             )
         except (RuntimeError, AttributeError) as error:
-            results.send((way, num_bytes, str(error).splitlines()[0]))
+            results.send((way, num_bytes, first_line(error)))
             return
         results.send((way, num_bytes, microseconds))

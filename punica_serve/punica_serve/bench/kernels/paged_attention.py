@@ -17,7 +17,7 @@ from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
 from punica_serve.bench.kernels.operators import LayerCall
 from punica_serve.bench.kernels.setting import HEAD_DIM, KernelBench
 from punica_serve.bench.report import Column, TableData, Value
-from punica_serve.engine.memory.device_memory import first_line
+from punica_serve.errors.reasons import first_line
 from punica_serve.workload import shipped_workload
 
 if TYPE_CHECKING:

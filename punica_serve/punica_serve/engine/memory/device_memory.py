@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from punica_serve.errors import ConfigError
+from punica_serve.errors.reasons import first_line
 
 _GIB = 1 << 30
 #: Parts of error texts in lower case: CUDA's, cuBLAS's and cuDNN's, torch's on a CPU, and for absurd sizes.
@@ -22,8 +23,7 @@ def open_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        message = f"device {name!r} can't be used: {reason}; name a GPU that torch sees, or cpu"
+        message = f"device {name!r} can't be used: {first_line(error)}; name a GPU that torch sees, or cpu"
         raise ConfigError(message, param="runner.devices") from error
     return device
 
@@ -51,11 +51,6 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY_SIGNS)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an out-of-memory error. Python's own has no text."""
-    return str(error).splitlines()[0] if str(error) else "out of memory"
 
 
 def gib(num_bytes: int) -> str:

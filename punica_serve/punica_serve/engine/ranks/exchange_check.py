@@ -12,6 +12,7 @@ from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.symmetric_sums import DTYPES, ChosenCollectives
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
+from punica_serve.errors.reasons import first_line
 from punica_serve.models.collectives import Collectives
 
 #: A sum takes microseconds. One that has not ended by then waits for a rank that never comes.
@@ -55,7 +56,7 @@ def _mapped(
     try:
         chosen = ChosenCollectives(collectives, choice, device)
     except (RuntimeError, AttributeError) as error:  # no such memory in this system, or in this torch
-        own = _first_line(error)
+        own = first_line(error)
     fault = votes.agree(_MAP, own)
     return (None, fault) if fault else (chosen, None)
 
@@ -68,7 +69,7 @@ def check_sums(
         faults = [find_fault(chosen, dtype, device, lambda: votes.fault(_ADD)) for dtype in dtypes]
         own = next(filter(None, faults), None)
     except (RuntimeError, AttributeError) as error:
-        own = _first_line(error)
+        own = first_line(error)
     return votes.agree(_ADD, own)
 
 
@@ -110,7 +111,3 @@ def _await_end(way: str, fault_of_others: Callable[[], str | None]) -> None:
 
 def _refusal(words: str) -> ConfigError:
     return ConfigError(f"{words}; set `engine.exchange` to nccl", param="engine.exchange")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -18,8 +18,6 @@ from punica_serve.protocol import Message
 _EXIT_GRACE_S = 1.0
 #: From a kill to the end of the process, which a driver may delay.
 _KILL_TIMEOUT_S = 5.0
-#: Longest wait for the rest of a message.
-_MESSAGE_TIMEOUT_S = 5
 
 
 class RankProcess:
@@ -33,7 +31,7 @@ class RankProcess:
         self.gpu_uuid = ""
         self.bell = Doorbell()
         ours, theirs = multiprocessing.Pipe()
-        self.link = RankLink(ours, RankToLeader, _MESSAGE_TIMEOUT_S)
+        self.link = RankLink(ours, RankToLeader)
         fds = (ring_fd, self.bell.fd, theirs.fileno())
         names = ("--ring-fd", "--bell-fd", "--link-fd")
         try:

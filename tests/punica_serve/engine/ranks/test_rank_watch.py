@@ -31,7 +31,7 @@ class _Rank:
     def __init__(self, name: str) -> None:
         ours, theirs = multiprocessing.Pipe()
         self.name = name
-        self.link = RankLink(ours, RankToLeader, 5)
+        self.link = RankLink(ours, RankToLeader)
         self.other = RankLink(theirs, LeaderToRank)
 
     def tell(self, message: Message) -> None:
