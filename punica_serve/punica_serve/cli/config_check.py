@@ -109,9 +109,9 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     Raises ModelRejected and ConfigError.
     """
     from punica_serve.adapters.pool_fit import check_dummies_fit_pool
+    from punica_serve.base_model.checkpoint import checked_weights
     from punica_serve.base_model.group_sizes import check_group_size
     from punica_serve.base_model.model_config import read_model_config
-    from punica_serve.base_model.weight_sizes import check_weight_sizes
     from punica_serve.engine.ranks.exchange_choice import read_times
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files
@@ -140,7 +140,7 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     check_group_size(model, config.runner.group_size)
     Tokenizer.from_folder(config.engine.tokenizer_folder)
     if config.engine.load_format == "safetensors":
-        check_weight_sizes(config.engine.model)
+        checked_weights(config.engine.model, model)
     return model
 
 

@@ -45,7 +45,7 @@ def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> 
     from punica_serve.base_model.rank import Rank
 
     model = read_model_config(engine.model)
-    lines = [*_served(engine, model), *_files(engine)]
+    lines = [*_served(engine, model), *_files(engine, model)]
     return lines if gpu is None else [*lines, *_Fit.of(engine, engine.share_of(model, Rank(0, num_ranks)), gpu).lines()]
 
 
@@ -68,16 +68,25 @@ def limit_lines(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
         yield "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`"
 
 
-def _files(engine: "EngineConfig") -> Iterator[str]:
-    """The files that the folder still lacks, or has in part: one with a config.json alone may be asked about, too."""
-    from punica_serve.base_model.weight_sizes import check_weight_sizes
+def _files(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
+    """The files that the folder still lacks, or has in part: one with a config.json alone may be asked about, too.
+
+    Raises ModelRejected for whole weights of another model.
+    """
+    from punica_serve.base_model.checkpoint import check_tensors
+    from punica_serve.base_model.weight_headers import list_weights
     from punica_serve.text.tokenizer import Tokenizer
 
-    for read in (lambda: check_weight_sizes(engine.model), lambda: Tokenizer.from_folder(engine.tokenizer_folder)):
-        try:
-            read()
-        except PunicaError as error:
-            yield f"not there yet: {error.message}"
+    try:
+        listed = list_weights(engine.model)
+    except PunicaError as error:
+        yield f"not there yet: {error.message}"
+    else:
+        check_tensors(engine.model, listed, model)
+    try:
+        Tokenizer.from_folder(engine.tokenizer_folder)
+    except PunicaError as error:
+        yield f"not there yet: {error.message}"
 
 
 @dataclass(frozen=True, slots=True)

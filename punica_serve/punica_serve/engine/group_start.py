@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from punica_serve.base_model.checkpoint import checked_weights
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.device_groups import ranks_of, why_no_group
@@ -15,7 +16,6 @@ from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, open_port
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.models.collectives import Collectives
-from punica_serve.models.model_weights import checked_weights
 from punica_serve.store.packed_folder import PackedCache
 
 

@@ -2,7 +2,7 @@
 
 Beside the model itself the device holds one tensor of the checkpoint at a time, and the host none: files are mapped. A
 rank reads its share alone.
-A checkpoint that lacks a tensor, has one too many or one of another shape is refused before anything is read.
+``base_model/checkpoint.py`` refuses a checkpoint of other tensors before anything is read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from punica_serve.base_model.checkpoint import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    checked_weights,
+    layer_linear,
+    layer_norm,
+    tensor_shapes,
+)
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ProjectionGroup
-from punica_serve.errors import ModelRejected
-from punica_serve.models.weights import StoredTensor, list_weights, read_weights
+from punica_serve.models.weights import read_weights
 from punica_serve.protocol import LoraGroup
 
-_HEAD = "lm_head.weight"
 #: The standard deviation of dummy weights, as models are initialised: activations neither vanish nor grow unbounded.
 _DUMMY_STD = 0.02
 _DUMMY_SEED = 0
@@ -49,19 +56,6 @@ class ModelWeights:
     lm_head: Tensor
 
 
-def checked_weights(folder: Path, config: ModelConfig) -> tuple[dict[str, StoredTensor], ModelConfig]:
-    """The tensors of the checkpoint in a folder, from its files' headers alone, and the config that they make.
-
-    Raises ModelRejected if a file can't be read, or a tensor is missing, has another shape, or would be ignored.
-    """
-    stored = list_weights(folder)
-    # A checkpoint may have a head of its own although its config ties them; transformers unties them, too.
-    if _HEAD in stored:
-        config = replace(config, tie_word_embeddings=False)
-    _check(folder, stored, list(_places(empty_weights(config, torch.float32, torch.device("meta")), config)))
-    return stored, config
-
-
 def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
     """Loads the checkpoint in a folder and converts it to ``dtype``. Raises ModelRejected as ``checked_weights``."""
     stored, config = checked_weights(folder, config)
@@ -81,7 +75,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
     Ranks of groups of any size draw the same model: each draws all of it, tensor by tensor, and keeps its share.
     """
-    weights = empty_weights(config, dtype, device)
+    weights, shapes = empty_weights(config, dtype, device), tensor_shapes(config)
     generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
     for name, places in groupby(_places(weights, config), key=attrgetter("name")):
         own = list(places)
@@ -90,7 +84,7 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         elif not own[0].part:
             own[0].tensor.normal_(0, _DUMMY_STD, generator=generator)
         else:
-            whole = torch.empty(own[0].shape, dtype=dtype, device=device).normal_(0, _DUMMY_STD, generator=generator)
+            whole = torch.empty(shapes[name], dtype=dtype, device=device).normal_(0, _DUMMY_STD, generator=generator)
             for place in own:
                 place.tensor.copy_(whole[place.part])
     return weights
@@ -137,70 +131,47 @@ class _Place(NamedTuple):
     tensor: Tensor
     #: The checkpoint's tensor.
     name: str
-    #: The whole tensor's shape.
-    shape: tuple[int, ...]
     #: The part of it that belongs here, by dimension; empty: all of it.
     part: tuple[slice, ...] = ()
 
 
 def _places(weights: ModelWeights, config: ModelConfig) -> Iterator[_Place]:
     """All parts of the weights; those of one tensor follow each other."""
-    whole = (config.vocab_size, config.hidden_size)
-    vocabulary = config.vocabulary
-    rows = () if config.rank.size == 1 else (_slice(vocabulary),)
-    yield _Place(weights.embedding, "model.embed_tokens.weight", whole, rows)
+    rows = () if config.rank.size == 1 else (_slice(config.vocabulary),)
+    yield _Place(weights.embedding, EMBEDDING, rows)
     for number, layer in enumerate(weights.layers):
-        yield from _layer_places(f"model.layers.{number}", layer, config)
-    yield _Place(weights.norm, "model.norm.weight", tuple(weights.norm.shape))
+        yield from _layer_places(number, layer, config)
+    yield _Place(weights.norm, NORM)
     if not config.tie_word_embeddings:
-        yield _Place(weights.lm_head, _HEAD, whole, rows)
+        yield _Place(weights.lm_head, HEAD, rows)
 
 
-def _layer_places(prefix: str, layer: LayerWeights, config: ModelConfig) -> Iterator[_Place]:
+def _layer_places(number: int, layer: LayerWeights, config: ModelConfig) -> Iterator[_Place]:
     for norm, tensor in layer.norms.items():
-        yield _Place(tensor, f"{prefix}.{norm}.weight", tuple(tensor.shape))
+        yield _Place(tensor, layer_norm(number, norm))
     for group in config.spec.groups:
-        yield from _slices(prefix, group, layer.linears[group.name], "weight", config)
+        yield from _slices(number, group, layer.linears[group.name], "weight", config)
         if group.bias:
-            yield from _slices(prefix, group, layer.biases[group.name], "bias", config)
+            yield from _slices(number, group, layer.biases[group.name], "bias", config)
 
 
 def _slices(
-    prefix: str, group: ProjectionGroup, stacked: Tensor, kind: Literal["weight", "bias"], config: ModelConfig
+    number: int, group: ProjectionGroup, stacked: Tensor, kind: Literal["weight", "bias"], config: ModelConfig
 ) -> Iterator[_Place]:
     """The parts of a group's stacked matrix, or of its biases."""
     num_dims = stacked.dim()
     slices = stacked.split([projection.out_features for projection in group.projections])
     for projection, rows in zip(group.projections, slices, strict=True):
-        name = f"{prefix}.{projection.parent}.{projection.name}.{kind}"
-        shape = config.whole.linear_shapes[projection.name][:num_dims]
-        if rows.shape == shape:
-            yield _Place(rows, name, shape)
+        name = layer_linear(number, projection, kind)
+        if rows.shape == config.whole.linear_shapes[projection.name][:num_dims]:
+            yield _Place(rows, name)
             continue
         for source, place in projection.output_places:
-            yield _Place(rows[_slice(place)], name, shape, (_slice(source), _slice(projection.inputs))[:num_dims])
+            yield _Place(rows[_slice(place)], name, (_slice(source), _slice(projection.inputs))[:num_dims])
 
 
 def _slice(part: range) -> slice:
     return slice(part.start, part.stop)
-
-
-def _check(folder: Path, stored: Mapping[str, StoredTensor], places: list[_Place]) -> None:
-    advice = "take weights and config.json of one checkpoint"
-    for place in places:
-        if place.name not in stored:
-            message = f"the weights in {folder} lack tensor `{place.name}`, which config.json asks for; {advice}"
-            raise ModelRejected(message, param=place.name)
-        if stored[place.name].shape != place.shape:
-            shape = stored[place.name].shape
-            message = f"tensor `{place.name}` in {folder} has shape {shape}, config.json says {place.shape}; {advice}"
-            raise ModelRejected(message, param=place.name)
-    # A tensor that nothing reads means that the checkpoint is not the model that config.json describes.
-    read = {place.name for place in places}
-    leftovers = sorted(name for name in stored if name not in read and not name.endswith("rotary_emb.inv_freq"))
-    if leftovers:
-        message = f"the weights in {folder} hold tensor `{leftovers[0]}`, which the model does not read; {advice}"
-        raise ModelRejected(message, param=leftovers[0])
 
 
 def _norms(weights: ModelWeights) -> Iterator[Tensor]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from blank_weights import write_blank_weights
 from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.checkpoint import tensor_shapes
 from punica_serve.base_model.model_config import read_model_config
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -212,6 +214,7 @@ def test_a_group_that_divides_a_is_told_to_go_without_cpu_processes(
 def test_key_value_heads_that_ranks_share_are_told(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
     file = model_folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": 1}))
+    write_blank_weights(model_folder, tensor_shapes(read_model_config(model_folder)))
     _, stdout, _ = cli("config", "check", str(write_config(runner={"devices": ["cpu,cpu"]})))
     assert "not divided by 2: 1 key-value head, each on 2 ranks" in stdout
 

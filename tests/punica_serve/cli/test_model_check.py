@@ -1,9 +1,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from blank_weights import write_blank_weights
+from punica_serve.base_model.checkpoint import tensor_shapes
+from punica_serve.base_model.model_config import read_model_config
 from punica_serve.shapes import shape_folder
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -56,6 +60,24 @@ def test_a_model_that_does_not_fit_is_told_with_the_sizes(cli: Cli) -> None:
 def test_a_whole_folder_lacks_nothing(cli: Cli, model_folder: Path) -> None:
     exit_code, stdout, _ = cli("config", "check", str(model_folder))
     assert exit_code == 0 and "not there yet" not in stdout and "GiB" not in stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lm_head.weight": None}, "lack tensor `lm_head.weight`, which config.json asks for; take weights and"),
+        ({"model.norm.bias": (16,)}, "hold tensor `model.norm.bias`, which the model does not read; take weights and"),
+        ({"model.norm.weight": (8,)}, "tensor `model.norm.weight` in "),
+    ],
+)
+def test_weights_of_another_model_are_refused_before_the_start(
+    cli: Cli, write_config: Callable[..., Path], model_folder: Path, change: dict[str, Any], message: str
+) -> None:
+    shapes = tensor_shapes(read_model_config(model_folder)) | change
+    write_blank_weights(model_folder, {name: shape for name, shape in shapes.items() if shape is not None})
+    for argument in (model_folder, write_config()):
+        exit_code, _, stderr = cli("config", "check", str(argument))
+        assert exit_code == 2 and message in stderr
 
 
 def test_a_model_that_is_not_served_is_refused_by_field(cli: Cli, tmp_path: Path) -> None:

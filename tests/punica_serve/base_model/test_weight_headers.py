@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from punica_serve.base_model.weight_sizes import check_weight_sizes
+from punica_serve.base_model.weight_headers import StoredTensor, list_weights
 from punica_serve.errors import ModelRejected
 
 HEADER = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
@@ -15,14 +16,14 @@ def write(folder: Path, content: bytes) -> Path:
 
 
 def test_a_whole_file_passes(tmp_path: Path) -> None:
-    check_weight_sizes(write(tmp_path, WHOLE))
+    list_weights(write(tmp_path, WHOLE))
 
 
 @pytest.mark.parametrize("content", [WHOLE[:-1], WHOLE + b"\0"])
 def test_a_file_of_another_size_than_its_header_describes_is_refused(tmp_path: Path, content: bytes) -> None:
     sizes = rf"/model\.safetensors has {len(content)} bytes, and its header describes {len(WHOLE)}; download it again$"
     with pytest.raises(ModelRejected, match=sizes):
-        check_weight_sizes(write(tmp_path, content))
+        list_weights(write(tmp_path, content))
 
 
 @pytest.mark.parametrize(
@@ -40,4 +41,19 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
     with pytest.raises(
         ModelRejected, match=rf"has {len(content)} bytes, which begin with no safetensors header; download"
     ):
-        check_weight_sizes(write(tmp_path, content))
+        list_weights(write(tmp_path, content))
+
+
+def test_headers_tell_names_shapes_and_types(tmp_path: Path) -> None:
+    (stored,) = list_weights(write(tmp_path, WHOLE)).values()
+    assert stored == StoredTensor(tmp_path / "model.safetensors", "a", "F32", (2,))
+
+
+def test_a_cut_file_of_several_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(WHOLE)
+    (tmp_path / "b").write_bytes(WHOLE[:-1])
+    index = {"weight_map": {"x": "a", "y": "b"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelRejected, match=rf"/b has {len(WHOLE) - 1} bytes") as caught:
+        list_weights(tmp_path)
+    assert caught.value.param == "b"

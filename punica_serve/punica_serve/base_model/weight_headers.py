@@ -1,0 +1,75 @@
+"""Lists the tensors of weight files by their headers alone. Free of torch.
+
+The format is safetensors': 8 bytes with the header's length, the header in JSON, then the tensors without gaps. The
+file's size is compared with its header, so that a download cut short is refused before the start.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from punica_serve.base_model.weight_files import weight_files
+from punica_serve.errors import ModelRejected
+from punica_serve.errors.reasons import why_unreadable
+
+_NUM_LENGTH_BYTES = 8
+#: safetensors reads no longer headers.
+_MAX_HEADER_BYTES = 100_000_000
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor in the header. `__metadata__`, which is no tensor, has no dtype."""
+
+    dtype: str = ""
+    shape: tuple[_Size, ...] = ()
+    #: First byte and the one behind the last, from the header's end.
+    data_offsets: tuple[_Size, _Size] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a file that has not been read, or a part of one."""
+
+    path: Path
+    #: Its name in the file.
+    name: str
+    #: In safetensors' words, such as BF16.
+    dtype: str
+    #: The whole tensor's shape.
+    shape: tuple[int, ...]
+    #: The part that is read, by dimension; empty: all of it.
+    index: tuple[slice, ...] = ()
+
+
+def list_weights(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder's weight files, by their names in the files.
+
+    Raises ModelRejected, with the file's name, for one that is missing or has another size than its header describes.
+    """
+    return {tensor.name: tensor for path in weight_files(folder) for tensor in _list_file(path)}
+
+
+def _list_file(path: Path) -> Iterator[StoredTensor]:
+    try:
+        with path.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            num_header_bytes = int.from_bytes(opened.read(_NUM_LENGTH_BYTES), "little")
+            header = opened.read(min(num_header_bytes, _MAX_HEADER_BYTES))
+    except OSError as error:
+        raise ModelRejected(f"{path} can't be read: {why_unreadable(path) or error}", param=path.name) from error
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, _Entry])
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        what = f"{path} has {size:,} bytes, which begin with no safetensors header"
+        raise ModelRejected(f"{what}; download it again", param=path.name) from error
+    num_tensor_bytes = max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    if size != (described := _NUM_LENGTH_BYTES + num_header_bytes + num_tensor_bytes):
+        what = f"{path} has {size:,} bytes, and its header describes {described:,}"
+        raise ModelRejected(f"{what}; download it again", param=path.name)
+    return (StoredTensor(path, name, entry.dtype, entry.shape) for name, entry in entries.items() if entry.dtype)
