@@ -23,7 +23,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    largest: Annotated[int, typer.Option(min=1, help="Largest decode batch.")] = 128,
+    largest: Annotated[int, typer.Option(min=1, max=1_024, help="Largest decode batch.")] = 128,
     rank: RankOption = 16,
     out: OutOption = DEFAULT_OUT,
 ) -> None:

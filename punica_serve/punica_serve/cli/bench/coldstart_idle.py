@@ -34,7 +34,8 @@ def command(
         list[int] | None, typer.Option("--rank", min=1, max=128, help="Ranks of the adapters; default 16 and 64.")
     ] = None,
     prompts: Annotated[
-        list[int] | None, typer.Option("--prompt-tokens", min=1, help="Tokens of prompts; default 20 and 128.")
+        list[int] | None,
+        typer.Option("--prompt-tokens", min=1, max=1_000_000, help="Tokens of prompts; default 20 and 128."),
     ] = None,
     arrivals: Annotated[int, typer.Option(min=1, max=10_000, help="Requests of each stream.")] = 6,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,

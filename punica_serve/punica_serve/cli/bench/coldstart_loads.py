@@ -22,10 +22,14 @@ def command(
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
     rank: RankOption = 16,
-    loads: Annotated[int, typer.Option(min=1, help="Loads from each place, of which the median counts.")] = 5,
+    loads: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Loads from each place, of which the median counts.")
+    ] = 5,
     store_gbps: Annotated[
         float,
-        typer.Option("--store-gbps", min=0.001, metavar="GB/S", help="The rate that the store's server keeps to."),
+        typer.Option(
+            "--store-gbps", min=0.001, max=1_000, metavar="GB/S", help="The rate that the store's server keeps to."
+        ),
     ] = 1.0,
     folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files, on the disk to be measured.")

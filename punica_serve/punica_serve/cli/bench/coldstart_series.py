@@ -50,7 +50,9 @@ def command(
     projections: Annotated[
         _Projections, typer.Option(help="Projections that adapters change: q, k and v, or all seven.")
     ] = _Projections.QKV,
-    link_gbps: Annotated[float | None, typer.Option("--link-gbps", min=0.1, metavar="GB/S", help=_LINK_HELP)] = None,
+    link_gbps: Annotated[
+        float | None, typer.Option("--link-gbps", min=0.1, max=1_000, metavar="GB/S", help=_LINK_HELP)
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=64, help="Requests in one step.")] = 32,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help=_TRACE_HELP)] = None,
     out: OutOption = DEFAULT_OUT,

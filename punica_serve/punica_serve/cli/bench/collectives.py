@@ -23,12 +23,13 @@ def command(
         ),
     ] = None,
     size: Annotated[
-        list[int] | None, typer.Option(min=64, help="Bytes of a rank's tensor; default 8 KiB to 16 MiB by twos.")
+        list[int] | None,
+        typer.Option(min=64, max=1 << 30, help="Bytes of a rank's tensor; default 8 KiB to 16 MiB by twos."),
     ] = None,
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the GPUs' times here, for `engine.exchange_times`.")
     ] = None,
-    replays: Annotated[int, typer.Option(min=1, help="Replays; results are medians.")] = 7,
+    replays: Annotated[int, typer.Option(min=1, max=10_000, help="Replays; results are medians.")] = 7,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure how long ranks take to add up a tensor, by its bytes, in processes that this command starts."""

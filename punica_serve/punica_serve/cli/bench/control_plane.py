@@ -13,11 +13,15 @@ _QUICK_GPUS, _QUICK_SECONDS, _QUICK_QUEUED = 16, 1.0, 2_000
 
 
 def command(
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the fleet, eight to a host.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Requests on each GPU.")] = 32,
-    tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens per second, all GPUs together.")] = 300_000,
-    frontends: Annotated[int, typer.Option(min=1, help="Frontends, which share the requests.")] = 2,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds, for each of the two loads.")] = 10.0,
+    gpus: Annotated[int, typer.Option(min=1, max=100_000, help="GPUs of the fleet, eight to a host.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, max=1_024, help="Requests on each GPU.")] = 32,
+    tokens_per_s: Annotated[
+        float, typer.Option(min=1.0, max=1e9, help="Tokens per second, all GPUs together.")
+    ] = 300_000,
+    frontends: Annotated[int, typer.Option(min=1, max=64, help="Frontends, which share the requests.")] = 2,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, max=86_400, help="Measured seconds, for each of the two loads.")
+    ] = 10.0,
     quick: Annotated[
         bool, typer.Option(help="A small fleet for a second: checks that it works, not how fast.")
     ] = False,

@@ -13,12 +13,12 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prefill, 256 at most.")] = 128,
+    tokens: Annotated[int, typer.Option(min=1, max=256, help="Tokens of the prefill.")] = 128,
     rank: Annotated[int, typer.Option(min=1, max=128, help="Rank of the adapter, on q, k and v.")] = 32,
     processes: Annotated[
         list[int] | None, typer.Option(min=1, max=32, help="Processes, and threads; default 1, 2, 4, 8.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats, of which the median counts.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="Repeats, of which the median counts.")] = 20,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure the parts of `engine.cold_start: cpu_assist` by themselves: figures 16 to 18 of CaraServe.

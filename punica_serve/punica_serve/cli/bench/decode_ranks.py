@@ -19,8 +19,10 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; default 1, 8, 16, 24, 32.")] = None,
-    context: Annotated[int, typer.Option(min=64, help="Tokens of each request.")] = 128,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, max=1_024, help="Batch sizes; default 1, 8, 16, 24, 32.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=64, max=1_000_000, help="Tokens of each request.")] = 128,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure decode steps over the highest and the average rank of the batch: figure 4 of CaraServe."""

@@ -50,6 +50,7 @@ TensorParallelOption = Annotated[
     typer.Option(
         "--tensor-parallel",
         min=1,
+        max=64,
         metavar="SIZE",
         help="Measure a group of so many devices, from the first on: one copy of the model on all of them.",
     ),

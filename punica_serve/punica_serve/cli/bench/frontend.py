@@ -10,20 +10,20 @@ from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 
 def command(
     api: Annotated[Literal["websocket", "http"], typer.Option(help="http: server-sent events.")] = "websocket",
-    sockets: Annotated[int, typer.Option(min=1, help="Websockets.")] = 64,
+    sockets: Annotated[int, typer.Option(min=1, max=65_536, help="Websockets.")] = 64,
     requests: Annotated[
         int,
         typer.Option(min=1, max=1_024, help="Requests on each websocket; with http each has a connection of its own."),
     ] = 8,
     gpus: Annotated[
-        int, typer.Option(min=1, help="Simulated GPUs that run the requests, each with its own steps.")
+        int, typer.Option(min=1, max=100_000, help="Simulated GPUs that run the requests, each with its own steps.")
     ] = 16,
-    tokens_per_s: Annotated[float, typer.Option(min=1.0, help="Tokens per second, in total.")] = 20_000.0,
+    tokens_per_s: Annotated[float, typer.Option(min=1.0, max=1e9, help="Tokens per second, in total.")] = 20_000.0,
     prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000, help="Token ids of each prompt.")] = 1,
     answer_tokens: Annotated[
         int, typer.Option(min=1, max=1_000, help="Tokens of each answer; its client then asks again.")
     ] = 900,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Measured seconds.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="Measured seconds.")] = 10.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure a frontend's cost per streamed token. Needs no GPU."""

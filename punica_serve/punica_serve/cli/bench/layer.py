@@ -13,12 +13,16 @@ def command(
     device: DeviceOption = DEFAULT_DEVICE,
     out: OutOption = DEFAULT_OUT,
     shape: Annotated[list[str] | None, typer.Option(help="Model shapes; default llama-2-7b and llama-2-13b.")] = None,
-    context: Annotated[list[int] | None, typer.Option(min=1, help="Context lengths; default 512 and 2048.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes of figure 10; default 1 to 32.")] = None,
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, max=1_000_000, help="Context lengths; default 512 and 2048.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, max=1_024, help="Batch sizes of figure 10; default 1 to 32.")
+    ] = None,
     rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
     shard: ShardOption = None,
-    layers: Annotated[int, typer.Option(min=1, help="Layers with separate weights in one CUDA graph.")] = 8,
-    replays: Annotated[int, typer.Option(min=1, help="Replays; results are medians.")] = 7,
+    layers: Annotated[int, typer.Option(min=1, max=1_024, help="Layers with separate weights in one CUDA graph.")] = 8,
+    replays: Annotated[int, typer.Option(min=1, max=10_000, help="Replays; results are medians.")] = 7,
 ) -> None:
     """Measure whole transformer layers: figure 10, and the cost of LoRA on all seven projections."""
     from punica_serve.bench.layer.run import run

@@ -25,11 +25,11 @@ def command(
         list[Attention] | None,
         typer.Option(help="Backends to move between, repeatable; default triton and flashinfer."),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests.")] = 64,
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="Requests.")] = 64,
     length: Annotated[
         tuple[int, int], typer.Option(metavar="PROMPT OUTPUT", help="Length of every prompt and answer in tokens.")
     ] = (512, 128),
-    moves: Annotated[int, typer.Option(min=1, help="Moves of each request, spread over its answer.")] = 3,
+    moves: Annotated[int, typer.Option(min=1, max=1_000, help="Moves of each request, spread over its answer.")] = 3,
 ) -> None:
     """Measure how often a request that moves between attention backends goes on with other tokens (near-ties)."""
     from punica_serve.bench.moves import MoveSettings, run

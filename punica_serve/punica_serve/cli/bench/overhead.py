@@ -23,14 +23,18 @@ def command(
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
     out: OutOption = DEFAULT_OUT,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch sizes; default 1 to 256.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, max=1_024, help="Batch sizes; default 1 to 256.")] = None,
     ranks: Annotated[
         list[int] | None, typer.Option(min=1, max=128, help="Ranks of one sweep; default 8 to 128.")
     ] = None,
-    adapters: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of adapters; default 1 to 64.")] = None,
+    adapters: Annotated[
+        list[int] | None, typer.Option(min=1, max=1_024, help="Numbers of adapters; default 1 to 64.")
+    ] = None,
     rank: RankOption = 16,
-    batch_of_ranks: Annotated[int, typer.Option(min=1, help="Batch size of the sweep over ranks.")] = 32,
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps of each batch; results are medians.")] = 24,
+    batch_of_ranks: Annotated[int, typer.Option(min=1, max=1_024, help="Batch size of the sweep over ranks.")] = 32,
+    steps: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Decode steps of each batch; results are medians.")
+    ] = 24,
 ) -> None:
     """Measure what LoRA adds to a decode step, over batch sizes, ranks and numbers of adapters; record a trace."""
     from punica_serve.bench.overhead.run import run

@@ -23,13 +23,21 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    groups: Annotated[int, typer.Option(min=1, help="Groups, each with an adapter and a prefix of its own.")] = 8,
-    group_size: Annotated[int, typer.Option(min=2, help="Requests of a group.")] = 8,
-    prefix_tokens: Annotated[int, typer.Option(min=1, help="Tokens that a group's prompts share.")] = 1000,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 100,
-    gap_ms: Annotated[float, typer.Option(min=0, help="Milliseconds between groups, or members of a group.")] = 50.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests in a step.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each load, with caching off and on in turn.")] = 3,
+    groups: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Groups, each with an adapter and a prefix of its own.")
+    ] = 8,
+    group_size: Annotated[int, typer.Option(min=2, max=10_000, help="Requests of a group.")] = 8,
+    prefix_tokens: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Tokens that a group's prompts share.")
+    ] = 1000,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of each answer.")] = 100,
+    gap_ms: Annotated[
+        float, typer.Option(min=0, max=60_000, help="Milliseconds between groups, or members of a group.")
+    ] = 50.0,
+    batch_size: Annotated[int, typer.Option(min=1, max=1_024, help="Requests in a step.")] = 64,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Rounds of each load, with caching off and on in turn.")
+    ] = 3,
     rank: RankOption = 16,
     out: OutOption = DEFAULT_OUT,
 ) -> None:

@@ -33,16 +33,17 @@ def command(
     device: EngineDeviceOption = None,
     out: OutOption = DEFAULT_OUT,
     tokens: Annotated[
-        list[int] | None, typer.Option(min=1, help="Lengths of prompts, repeatable; default 512, 2048 and 4000.")
+        list[int] | None,
+        typer.Option(min=1, max=1_000_000, help="Lengths of prompts, repeatable; default 512, 2048 and 4000."),
     ] = None,
     attention: Annotated[
         list[Attention] | None,
         typer.Option(help="Backends to compare, repeatable; default triton and flashinfer."),
     ] = None,
-    prefill_budget: Annotated[int, typer.Option(min=1, help="Prompt tokens in one step.")] = 512,
-    others: Annotated[int, typer.Option(min=0, help="Requests that decode meanwhile.")] = 0,
-    together: Annotated[int, typer.Option(min=1, help="Prompts that come at once, prefilled together.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Prompts of each length; results are the least.")] = 4,
+    prefill_budget: Annotated[int, typer.Option(min=1, max=1_000_000, help="Prompt tokens in one step.")] = 512,
+    others: Annotated[int, typer.Option(min=0, max=1_024, help="Requests that decode meanwhile.")] = 0,
+    together: Annotated[int, typer.Option(min=1, max=1_024, help="Prompts that come at once, prefilled together.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, max=1_000, help="Prompts of each length; results are the least.")] = 4,
     table: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the steps' times for `engine.attention_times`, in YAML."),

@@ -10,6 +10,10 @@ from punica_serve.numbers import counted
 
 Name = TypeVar("Name", bound=str)
 
+_MAX_SLO_MS = 86_400_000
+#: More than any run has; Python refuses to read numbers of thousands.
+_MAX_DIGITS = 9
+
 _URL_HELP = (
     "An OpenAI-compatible server to measure instead of a cluster that the command starts; `--shape` or `--config` names"
     " the model that it serves."
@@ -35,21 +39,37 @@ RequestsOption = Annotated[
 ]
 ClientsOption = Annotated[int, typer.Option(min=1, max=4096, help="Clients of the closed loop.")]
 RateOption = Annotated[
-    float | None, typer.Option(min=0.001, help="Poisson arrivals a second, instead of a closed loop.")
+    float | None, typer.Option(min=0.001, max=1e6, help="Poisson arrivals a second, instead of a closed loop.")
 ]
 TogetherOption = Annotated[
     bool, typer.Option("--together", help="With --rate: requests that share a prefix arrive together.")
 ]
 BatchSizeOption = Annotated[
-    int | None, typer.Option(min=1, help="Requests in one step of the cluster; by default the config's.")
+    int | None, typer.Option(min=1, max=1_024, help="Requests in one step of the cluster; by default the config's.")
 ]
+
+
+def check_slo(slo: tuple[float, float]) -> tuple[float, float]:
+    """Raises ConfigError for a latency that no answer could keep, or none could break."""
+    if not all(0 < latency_ms <= _MAX_SLO_MS for latency_ms in slo):
+        message = f"`--slo` is {slo[0]:g} {slo[1]:g}; both must be above 0 ms, and at most {_MAX_SLO_MS}"
+        raise ConfigError(message, param="slo")
+    return slo
+
+
 SloOption = Annotated[
     tuple[float, float],
-    typer.Option(metavar="FIRST LATER", help="The SLO of goodput: ms to the first token, and for each later one."),
+    typer.Option(
+        metavar="FIRST LATER",
+        callback=check_slo,
+        help="The SLO of goodput: ms to the first token, and for each later one.",
+    ),
 ]
 LongPromptOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="TOKENS", help="One more client sends prompts of so many tokens beside each load."),
+    typer.Option(
+        min=1, max=1_000_000, metavar="TOKENS", help="One more client sends prompts of so many tokens beside each load."
+    ),
 ]
 PeerFilesOption = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Measure nothing; write files and a command for vLLM there.")
@@ -68,7 +88,7 @@ def parse_names(text: str, known: tuple[Name, ...], option: str) -> tuple[Name, 
 def parse_counts(text: str, num_workloads: int) -> tuple[int, ...]:
     """Parses one count for all workloads, or one for each. Raises ConfigError."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+    if not all(word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS and int(word) for word in words):
         message = f"`--requests` is {text!r}; give a number of requests, or one for each workload"
         raise ConfigError(message, param="requests")
     if len(words) not in (1, num_workloads):

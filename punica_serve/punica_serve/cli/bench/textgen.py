@@ -39,7 +39,9 @@ RowsOption = Annotated[
     str | None, typer.Option(metavar="NAME,...", help="Rows to run; by default those that suit the device.")
 ]
 RequestsOption = Annotated[int | None, typer.Option(min=1, max=1000, help=_REQUESTS_HELP)]
-RoundsOption = Annotated[int | None, typer.Option(min=1, help="Rounds; results are medians. Default 1, on a CPU 5.")]
+RoundsOption = Annotated[
+    int | None, typer.Option(min=1, max=1_000, help="Rounds; results are medians. Default 1, on a CPU 5.")
+]
 LengthOption = Annotated[
     tuple[int, int] | None,
     typer.Option(
@@ -67,7 +69,7 @@ def command(
     length: LengthOption = None,
     resident: ResidentOption = None,
     rank: RankOption = 16,
-    batch_size: Annotated[int, typer.Option(min=2, help="Requests in one step.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=2, max=1_024, help="Requests in one step.")] = 32,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
