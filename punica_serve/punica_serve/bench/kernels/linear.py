@@ -23,7 +23,7 @@ COLUMNS = (
     Column("num_out", "out"),
     Column("rows", "rows"),
     Column("us", "µs", ".2f"),
-    Column("unchained_us", "unchained", ".2f"),
+    Column("no_pdl_us", "no PDL", ".2f"),
     Column("torch_us", "torch", ".2f"),
     Column("torch_lt_us", "torch, cuBLASLt", ".2f"),
     Column("times_faster", "x faster", ".2f"),
@@ -65,7 +65,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
         COLUMNS,
         rows,
         notes=(
-            "o and down may leave float32 partial sums, which the next norm adds; unchained: starts when the launch"
+            "o and down may leave float32 partial sums, which the next norm adds; no PDL: starts when the launch"
             " before it has ended, as torch's do",
             "x faster: than the faster of torch's two; floor: bytes over the measured copy rate, or operations over the"
             " rate of a large product",
@@ -94,7 +94,7 @@ def _measure_rows(bench: KernelBench, projection: Projection, weights: Tensor, n
 
     error = checked_error(_whole(own(pdl=True)(-1)), expected, f"linear, {name} of {num_rows} rows")
     checked_error(torch_own(-1), expected, f"torch, {name} of {num_rows} rows")
-    us, unchained_us = bench.time_us(own(pdl=True)), bench.time_us(own(pdl=False))
+    us, no_pdl_us = bench.time_us(own(pdl=True)), bench.time_us(own(pdl=False))
     with blas_library("default"):
         torch_us = bench.time_us(torch_own)
     with blas_library("cublaslt"):
@@ -102,7 +102,7 @@ def _measure_rows(bench: KernelBench, projection: Projection, weights: Tensor, n
     num_bytes = (num_out * num_in + num_rows * (num_in + num_out)) * bench.dtype.itemsize
     floor_us = bench.floor_us(num_bytes, flop=2 * num_rows * num_in * num_out)
     return (
-        *(name, num_in, num_out, num_rows, us, unchained_us, torch_us, torch_lt_us),
+        *(name, num_in, num_out, num_rows, us, no_pdl_us, torch_us, torch_lt_us),
         *(min(torch_us, torch_lt_us) / us, floor_us, us / floor_us, error),
     )
 

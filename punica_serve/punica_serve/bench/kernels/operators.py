@@ -44,8 +44,8 @@ class Sgmv:
     """Shrink, expand and their pair on one batch.
 
     On a GPU each launch of ``pair`` starts while the one before it ends (programmatic dependent launch), also across
-    pairs; in ``unchained`` only an expand may, after its shrink. The table there has room for ranks up to ``max_rank``,
-    by default the batch's own.
+    pairs; in ``isolated_pair`` only an expand may, after its shrink. The table has room for ranks to ``max_rank``, by
+    default the batch's own.
     """
 
     def __init__(self, weights: PagedWeights, case: Case, rows: Rows, *, max_rank: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Sgmv:
         else:
             self.shrink, self.expand, self.pair = _cpu_calls(weights, case.indptr, pages, offsets, rows)
 
-    def unchained(self, layer: int) -> None:
+    def isolated_pair(self, layer: int) -> None:
         """The pair, started after the previous launch has ended."""
         self.shrink(layer)
         self.expand(layer)

@@ -21,11 +21,11 @@ COLUMNS = (
     Column("adapters", "adapters"),
     Column("rank", "rank"),
     Column("us", "µs", ".2f"),
-    Column("unchained_us", "unchained", ".2f"),
+    Column("no_pdl_us", "no PDL", ".2f"),
     Column("engine_us", "engine's table", ".2f"),
     Column("goal_us", "goal", ".1f"),
     Column("met", "met"),
-    Column("unchained_met", "unchained met"),
+    Column("no_pdl_met", "no PDL met"),
     Column("peer_us", "best peer", ".1f"),
     Column("peer", "which"),
     Column("times_faster", "x faster", ".2f"),
@@ -50,8 +50,8 @@ class Pair:
 
     target: Target
     microseconds: float
-    unchained_us: float
-    #: Unchained, with a table for any rank.
+    no_pdl_us: float
+    #: Without PDL, with a table for any rank.
     engine_us: float
     floor_us: float
     error: float
@@ -61,8 +61,8 @@ class Pair:
         case, goal, peer = self.target.case, self.target.goal_us, self.target.peer
         return (
             *(case.name, case.num_rows, case.num_adapters, case.rank_text),
-            *(self.microseconds, self.unchained_us, self.engine_us),
-            *(goal, _met(self.microseconds, goal), _met(self.unchained_us, goal)),
+            *(self.microseconds, self.no_pdl_us, self.engine_us),
+            *(goal, _met(self.microseconds, goal), _met(self.no_pdl_us, goal)),
             *((peer.microseconds, peer.name, peer.microseconds / self.microseconds) if peer else (None, None, None)),
             *(self.floor_us, self.microseconds / self.floor_us if self.floor_us else None, self.error),
         )
@@ -117,9 +117,9 @@ def measure(bench: KernelBench, batch_sizes: tuple[int, ...]) -> TableData:
         [pair.row for pair in (*measured, mixed, equal)],
         notes=(
             f"mixed ranks / equal ranks of the same bytes: {ratio:.3f} (goal <= {goal_ratio}: {met})",
-            "unchained: a pair starts when the one before it has ended. None of the peers overlapped its launches;"
+            "no PDL: a pair starts when the one before it has ended. None of the peers overlapped its launches;"
             " `x faster` compares them with this kernel's overlapping ones",
-            f"engine's table: unchained, with room for rank {USUAL_LORA_RANK} in the table, as in its graphs; the"
+            f"engine's table: no PDL, with room for rank {USUAL_LORA_RANK} in the table, as in its graphs; the"
             " others' tables have room for the batch's own ranks",
             "floor: bytes of adapters, x and y over the measured copy rate, at least two empty kernels",
             peers().pair.source,
@@ -133,11 +133,11 @@ def _measure(bench: KernelBench, weights: PagedWeights, target: Target) -> Pair:
     sgmv = Sgmv(weights, case, rows)
     error = checked(sgmv.pair, weights, case, rows, "sgmv")
     in_engine = Sgmv(weights, case, rows, max_rank=USUAL_LORA_RANK)
-    checked(in_engine.unchained, weights, case, rows, "sgmv over the engine's table")
+    checked(in_engine.isolated_pair, weights, case, rows, "sgmv over the engine's table")
     num_bytes = case.pair_bytes(weights.h_in, weights.h_out, bench.dtype.itemsize)
     floor_us = bench.floor_us(num_bytes, num_launches=2)
-    chained_us, unchained_us, engine_us = map(bench.time_us, (sgmv.pair, sgmv.unchained, in_engine.unchained))
-    return Pair(target, chained_us, unchained_us, engine_us, floor_us, error)
+    pdl_us, no_pdl_us, engine_us = map(bench.time_us, (sgmv.pair, sgmv.isolated_pair, in_engine.isolated_pair))
+    return Pair(target, pdl_us, no_pdl_us, engine_us, floor_us, error)
 
 
 def draw(table: TableData, figure: "Figure") -> None:

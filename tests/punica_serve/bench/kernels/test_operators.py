@@ -48,7 +48,7 @@ def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:
     weights = bench.weights(6)
     rows = _rows(weights)
     expected = reference(weights, CASE, rows, 1)
-    Sgmv(weights, CASE, rows).unchained(1)
+    Sgmv(weights, CASE, rows).isolated_pair(1)
     assert relative_error(rows.y, expected) < 1e-6
 
 
