@@ -1,5 +1,6 @@
 """Temporary folders for adapters that are being registered."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -8,9 +9,12 @@ from pathlib import Path
 from threading import Lock
 
 from punica_serve.process.private_files import make_private_folder
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import store_errors
 from punica_serve.store.locked_folder import LockedFolder
 from punica_serve.store.threads import StoreThreads
+
+log = logging.getLogger(__name__)
 
 _NUM_THREADS = 4
 _TIMEOUT_S = 20.0
@@ -25,6 +29,7 @@ class Staging:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._threads = StoreThreads(_NUM_THREADS, "the staging disk")
+        self._failures = FailureLog(log)
         self._own: Path | None = None
         self._lock: LockedFolder | None = None
         #: Several threads may need the process's folder first.
@@ -51,7 +56,7 @@ class Staging:
             self._own = self._lock = None
 
     def _make(self) -> Path:
-        with store_errors("creating a staging folder"):
+        with store_errors("creating a staging folder", self._failures):
             with self._making:
                 if self._own is None or not self._own.is_dir():
                     self._own, self._lock = self._make_own()
@@ -66,7 +71,7 @@ class Staging:
                 return own, lock
 
     def _clean(self) -> None:
-        with store_errors("removing leftover staging folders"):
+        with store_errors("removing leftover staging folders", self._failures):
             folders = list(self._root.iterdir()) if self._root.is_dir() else []
             for folder in folders:
                 if folder != self._own and (lock := LockedFolder.own(folder)):

@@ -4,6 +4,7 @@
     adapter_files.py  the files of an adapter, and their size limits
     threads.py        calls that may hang, on threads that can be abandoned
     filesystems.py    URLs -> file systems, and their failures -> StoreUnavailable
+    failure_log.py    lines about failures that last
 
 Incoming, at a frontend:
 

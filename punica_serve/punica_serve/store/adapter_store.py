@@ -1,5 +1,6 @@
 """The cluster's store, as frontends use it."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -8,9 +9,12 @@ from typing import Any, TypeVar
 from punica_serve.errors.invariants import require
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.directory import DirectoryStore
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import folder_of, store_errors
 from punica_serve.store.objects import ObjectStore
 from punica_serve.store.threads import StoreThreads
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -36,6 +40,7 @@ class AdapterStore:
         folder = folder_of(url)
         self._store = DirectoryStore(folder) if folder is not None else ObjectStore(url, options)
         self._threads = StoreThreads(_NUM_THREADS, "the adapter store")
+        self._failures = FailureLog(log)
         self._timeout_s = timeout_s
         self._transfer_timeout_s = transfer_timeout_s
 
@@ -72,7 +77,7 @@ class AdapterStore:
 
     async def _call(self, what: str, function: Callable[[], T], timeout_s: float) -> T:
         def call() -> T:
-            with store_errors(what):
+            with store_errors(what, self._failures):
                 return function()
 
         return await self._threads.call(call, timeout_s=timeout_s)

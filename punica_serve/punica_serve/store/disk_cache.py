@@ -1,6 +1,7 @@
 """The adapters on a host's disk, as runners use them: each is downloaded once, and they share a size budget."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.download import download_adapter
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import FileSystems, folder_of, store_errors
 from punica_serve.store.locked_folder import LockedFolder
 from punica_serve.store.ranged_read import RangeSlots
 from punica_serve.store.threads import StoreThreads
+
+log = logging.getLogger(__name__)
 
 #: Concurrent downloads.
 _NUM_DOWNLOADS = 16
@@ -64,6 +68,7 @@ class DiskCache:
         self._budget_bytes = budget_bytes
         self._filesystems = FileSystems(options)
         self._slots = RangeSlots()
+        self._failures = FailureLog(log)
         self._timeout_s = timeout_s
         self._on_change = on_change
         self._digests = self._folder.digests()
@@ -160,10 +165,11 @@ class DiskCache:
         return held or await self._downloads.call(lambda: self._download(ref, stop), timeout_s=self._timeout_s)
 
     def _download(self, ref: AdapterRef, stop: Event) -> LockedFolder | None:
-        with store_errors("caching an adapter on the host's disk"):
+        with store_errors("caching an adapter on the host's disk", self._failures):
             self._folder.make_room(ref.num_bytes, self._budget_bytes)
             held = self._folder.fill(
-                ref.digest, lambda incoming: download_adapter(ref, incoming, self._filesystems, self._slots, stop)
+                ref.digest,
+                lambda incoming: download_adapter(ref, incoming, self._filesystems, self._slots, stop, self._failures),
             )
             self._folder.make_room(0, self._budget_bytes)  # other processes may have added some meanwhile
             return held

@@ -18,12 +18,15 @@ from punica_serve.process.private_files import open_private
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
 from punica_serve.store.checksum_file import write_checksums
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
 from punica_serve.store.ranged_read import Bytes, NoRanges, RangeSlots, read_ranges
 from punica_serve.store.side_thread import side_thread
 
 
-def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, slots: RangeSlots, stop: Event) -> None:
+def download_adapter(
+    ref: AdapterRef, folder: Path, filesystems: FileSystems, slots: RangeSlots, stop: Event, failures: FailureLog
+) -> None:
     """Writes an adapter's two files, and their checksums, into ``folder``. Blocks; ends soon after ``stop`` is set.
 
     Large weights come over several connections, as many as ``slots`` allow, unless the store has no ranges.
@@ -31,7 +34,7 @@ def download_adapter(ref: AdapterRef, folder: Path, filesystems: FileSystems, sl
     Raises StoreUnavailable; AdapterRejected when the store no longer has the adapter, or has other bytes for its
     digest.
     """
-    with store_errors("fetching an adapter from the store"):
+    with store_errors("fetching an adapter from the store", failures):
         filesystem, root = filesystems.open(ref.uri)
         written = []
         for name, limit_bytes in ((CONFIG_NAME, MAX_CONFIG_BYTES), (WEIGHTS_NAME, ref.num_bytes)):

@@ -1,7 +1,6 @@
 """Opens fsspec file systems by URL, and turns all their failures into StoreUnavailable."""
 
 import errno
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -15,6 +14,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from punica_serve.errors import ConfigError, PunicaError, StoreUnavailable
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.secrets import resolved
 
 #: A request to an object store takes tens of milliseconds, however small.
@@ -28,8 +28,6 @@ _CONNECT_S, _SILENCE_S = 5, 20
 _S3_CLIENT = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": {"max_attempts": 1}}
 _S3_TRIES = 2
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-
-logger = logging.getLogger(__name__)
 
 
 class FileSystems:
@@ -85,7 +83,7 @@ def is_unreachable(error: FileNotFoundError) -> bool:
 
 
 @contextmanager
-def store_errors(what: str) -> Iterator[None]:
+def store_errors(what: str, failures: FailureLog) -> Iterator[None]:
     """Turns any exception of a file system into StoreUnavailable, whose message says that ``what`` failed.
 
     File systems raise exceptions of all their libraries. Those name servers and folders, so they only go to the log.
@@ -95,9 +93,11 @@ def store_errors(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, PunicaError) and not isinstance(error, ConfigError):
             raise
-        logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        failures.failed(what, error)
         reason = "is full" if isinstance(error, OSError) and error.errno in _FULL else "is not available"
         message = (
             f"{what} failed: the storage {reason}; try again later, or tell the operator, whose log has the details"
         )
         raise StoreUnavailable(message) from error
+    else:
+        failures.worked(what)

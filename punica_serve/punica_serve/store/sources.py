@@ -1,6 +1,7 @@
 """Fetches adapters by URI (file, s3, hf, https). Only an adapter's files are read, within limits."""
 
 import asyncio
+import logging
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -10,12 +11,15 @@ from punica_serve.config.store_section import StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.store.adapter_files import ADAPTER_FILES
 from punica_serve.store.credentials import Credentials
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import store_errors
 from punica_serve.store.object_source import ObjectSource
 from punica_serve.store.source_errors import source_refusals
 from punica_serve.store.source_policy import SourcePolicy
 from punica_serve.store.threads import StoreThreads
 from punica_serve.store.web_source import WebSource
+
+log = logging.getLogger(__name__)
 
 #: Concurrent fetches.
 _NUM_FETCHES = 16
@@ -28,6 +32,7 @@ class Sources:
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
         self._credentials = Credentials(config.sources.credentials)
+        self._failures = FailureLog(log)
         self._free = asyncio.Semaphore(_NUM_FETCHES)
         self._threads = StoreThreads(_NUM_FETCHES, _WHAT)
 
@@ -56,14 +61,14 @@ class Sources:
     async def _fetch_web(self, uri: str, folder: Path, policy: SourcePolicy) -> None:
         with source_refusals(uri):
             headers = self._credentials.headers(uri)
-        with store_errors(_WHAT):
+        with store_errors(_WHAT, self._failures):
             async with WebSource.open(uri, headers, policy, self._threads) as source:
                 for name in ADAPTER_FILES:
                     if not await source.fetch(folder / name, self._config.max_adapter_bytes):
                         _check_missing(name, uri)
 
     def _fetch_objects(self, uri: str, folder: Path, policy: SourcePolicy, stop: Event) -> None:
-        with store_errors(_WHAT):
+        with store_errors(_WHAT, self._failures):
             source = ObjectSource(uri, self._credentials.filesystems(uri), policy, stop)
             for name in ADAPTER_FILES:
                 if not source.fetch(folder / name, self._config.max_adapter_bytes):

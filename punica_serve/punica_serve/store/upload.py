@@ -4,6 +4,7 @@ A body is one archive (zip, tar, tar.gz), or a form of files: an archive, or the
 and writing block, so they run on threads of their own, one batch of the body at a time.
 """
 
+import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
@@ -14,10 +15,13 @@ from python_multipart.multipart import parse_options_header
 
 from punica_serve.errors import InvalidRequest, StoreUnavailable, TooLarge
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
+from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import store_errors
 from punica_serve.store.form import FormSink
 from punica_serve.store.sinks import ArchiveSink, Sink
 from punica_serve.store.threads import StoreThreads
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -35,6 +39,7 @@ class Uploads:
     def __init__(self, max_bytes: int, *, timeout_s: float = _TIMEOUT_S) -> None:
         """``max_bytes`` limits the body, the expanded archive, and the weights."""
         self._max_bytes = max_bytes
+        self._failures = FailureLog(log)
         self._timeout_s = timeout_s
         self._threads = StoreThreads(_NUM_THREADS, "the disk for incoming adapters")
 
@@ -54,16 +59,15 @@ class Uploads:
                 await self._threads.call(sink.close, timeout_s=self._timeout_s)
 
     async def _call(self, folder: Path, function: Callable[[], T]) -> T:
-        return await self._threads.call(partial(_guarded, folder, function), timeout_s=self._timeout_s)
+        return await self._threads.call(partial(self._guarded, folder, function), timeout_s=self._timeout_s)
 
-
-def _guarded(folder: Path, function: Callable[[], T]) -> T:
-    with store_errors("receiving the upload"):
-        try:
-            return function()
-        except OSError as error:
-            error.filename = error.filename or str(folder)  # a write does not know where to
-            raise
+    def _guarded(self, folder: Path, function: Callable[[], T]) -> T:
+        with store_errors("receiving the upload", self._failures):
+            try:
+                return function()
+            except OSError as error:
+                error.filename = error.filename or str(folder)  # a write does not know where to
+                raise
 
 
 async def _batches(body: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[bytes]:

@@ -341,6 +341,20 @@ async def test_a_full_disk_is_left_at_once_and_logged_once(
     assert len(caplog.records) == 1 and f"No space left on device: '{folder}'" in caplog.text
 
 
+async def test_a_full_disk_is_not_logged_for_each_upload(
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(file_sink, "open_private", lambda path, mode: open("/dev/full", "wb"))  # noqa: SIM115
+    uploads = Uploads(MAX_BYTES)
+    body = form({**files, WEIGHTS: (100_000).to_bytes(8, "little") + bytes(90_000)})
+    for number in range(20):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        with pytest.raises(StoreUnavailable, match="is full"):
+            await uploads.receive(pieces(body), FORM, folder)
+    assert len(caplog.records) == 1
+
+
 async def test_a_disk_that_is_full_up_to_the_end_is_the_operators(
     folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
