@@ -3,8 +3,7 @@
 Decode steps alone do not tell the time per token, since prefills run with them. So prefills are predicted apart from
 decodes: when each that waits on a GPU gives its first token (``prefill_effects``), and what it takes from the slack of
 those who decode (``slack``). A request goes to the largest working set on which every promise still holds: of those who
-decode, of those who wait for their prefills, and its own. It packs on no GPU whose batch has yet to give a place up,
-since the steps until then are not predicted.
+decode, of those who wait for their prefills, and its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,11 +37,10 @@ class ConsolidateSloPlacement(Placement):
     num_figures = 3
 
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
-        """Working set, room in tokens, and the least slack at clock 0; none where a newcomer would wait for a place."""
+        """Working set, room in tokens, and the least slack at clock 0."""
         step_s = self.costs.step_s(0, *decode_batch(gpu)) * (1.0 + self.margin)
-        room = -inf if gpu.is_full else gpu.room
-        slack_s = gpu.load_sums.slack.least_at_0(step_s) if gpu.has_free_places(1) else -inf
-        return len(gpu.working_set), room, slack_s
+        room = gpu.room if gpu.has_free_place else -inf
+        return len(gpu.working_set), room, gpu.load_sums.slack.least_at_0(step_s)
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
         columns = index.columns(self)
@@ -64,8 +62,6 @@ class ConsolidateSloPlacement(Placement):
 
     def keeps_promises(self, gpu: GpuRecord, newcomers: Sequence[RequestRecord], index: GpuIndex) -> bool:
         """Whether every promise of those on the GPU and of the newcomers would hold, with the margin."""
-        if not gpu.has_free_places(len(newcomers)):
-            return False
         forecast = self._forecast(gpu, newcomers, index.now_ns / 1e9)
         return forecast.slack_s >= 0.0 and forecast.keeps_promises_of_newcomers
 

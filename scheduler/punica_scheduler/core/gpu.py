@@ -44,7 +44,8 @@ class GpuRecord:
     #: By the counter of the assignment.
     working_set: dict[int, RequestRecord] = field(default_factory=dict)
     #: Those of it that get their last token within STEPS_AHEAD steps: by the time that a start reaches the worker they
-    #: have given up their places in the batch. A request that comes sooner waits there.
+    #: have given up their places in the batch. A request that comes sooner waits there, so these places are taken only
+    #: when no GPU has a free one; see ``GpuIndex.soonest_first``.
     ending: frozenset[int] = frozenset()
     #: The newest report with full row headers; see ``protocol.row_headers``.
     newest_full_report: StepReport | None = None
@@ -108,17 +109,14 @@ class GpuRecord:
         return self.info.num_kv_pages - self.kv_pages.num_reported_free
 
     @property
-    def is_full(self) -> bool:
-        return self.num_staying >= self.info.max_batch_size
+    def has_free_place(self) -> bool:
+        """Whether one more request can be in the batch now."""
+        return len(self.working_set) < self.info.max_batch_size
 
     @property
-    def num_staying(self) -> int:
-        """Requests that keep their places in the batch for longer than a start takes to reach the worker."""
-        return len(self.working_set) - len(self.ending)
-
-    def has_free_places(self, count: int) -> bool:
-        """Whether so many more requests can be in the batch now, while those about to end still are."""
-        return len(self.working_set) + count <= self.info.max_batch_size
+    def is_full(self) -> bool:
+        """Whether all places of the batch stay taken for longer than a start takes to reach the worker."""
+        return len(self.working_set) - len(self.ending) >= self.info.max_batch_size
 
     @property
     def newest(self) -> RequestRecord:
@@ -128,7 +126,7 @@ class GpuRecord:
     # -------------------------------------------------------------- questions
 
     def has_room_for(self, record: RequestRecord) -> bool:
-        """A place in the batch, pages for prompt, generated and one token, and room for the adapter.
+        """A place in the batch, now or soon, pages for prompt, generated and one token, and room for the adapter.
 
         That is the paper's "enough memory", and necessary. It is not enough at the boundary of a page: a request that
         would be preempted for the next steps of the working set must not start, or it starts and stops without a token.
@@ -141,8 +139,8 @@ class GpuRecord:
         )
 
     def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
-        """Whether there is room for all of these together, and a free page for each request then."""
-        num_requests = self.num_staying + len(records)
+        """Whether there is room for all of these together now, and a free page for each request then."""
+        num_requests = len(self.working_set) + len(records)
         num_pages_ahead = self.num_pages_needed + sum(map(self.pages_to_place, records))
         return (
             sum(self.page_rule.to_start(record.num_tokens) for record in records) <= self.num_room_pages

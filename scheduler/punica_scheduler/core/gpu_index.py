@@ -1,8 +1,10 @@
 """GPUs that take requests, in the orders that placements ask for, and those that have gained room.
 
-Placement must not scan a thousand GPUs to find one with room. So GPUs with a place in their batch are grouped by the
-size of their working set, and each group keeps an upper bound of its GPUs' room. A group whose bound is too low is
+Placement must not scan a thousand GPUs to find one with room. So GPUs with a free place in their batch are grouped by
+the size of their working set, and each group keeps an upper bound of its GPUs' room. A group whose bound is too low is
 skipped at once; a search in vain lowers the bound. Room is counted in tokens.
+
+GPUs whose places are all taken, but one of them not for long, stand in a row of their own.
 """
 
 from bisect import bisect_left, insort
@@ -43,9 +45,11 @@ class GpuIndex:
     def __init__(self) -> None:
         #: By UUID, full ones too.
         self._open: list[GpuRecord] = []
-        #: By size of working set: those that have a place in their batch.
+        #: By size of working set: those that have a free place in their batch.
         self._files: list[_File] = []
-        #: Size under which a GPU is filed, and the room that it had when it was looked at last.
+        #: Those whose next place becomes free soon, in the order in which this was told.
+        self._ending: dict[GpuRecord, None] = {}
+        #: Size under which a GPU of either kind is filed, and the room that it had when it was looked at last.
         self._filed: dict[GpuRecord, tuple[int, int]] = {}
         #: Figures of all open GPUs, for placements by cost.
         self._columns = GpuColumns()
@@ -89,10 +93,11 @@ class GpuIndex:
             return
         if filed is None or size != filed[0]:
             self._take_out(gpu)
-            insort(self._file_of(size).gpus, gpu, key=_by_uuid)
+            self._put_in(gpu)
         self._filed[gpu] = (size, room)
-        file = self._files[size]
-        file.max_room = max(file.max_room, room)
+        if gpu.has_free_place:
+            file = self._files[size]
+            file.max_room = max(file.max_room, room)
         if filed is None or size < filed[0] or room > filed[1]:
             self.improved.add(gpu)
 
@@ -109,7 +114,7 @@ class GpuIndex:
     # -------------------------------------------------------------- orders
 
     def largest_first(self, num_tokens: int, knowing: Sequence[GpuRecord] = ()) -> Iterator[GpuRecord]:
-        """Those with a place and pages for so many tokens, the largest working set first, then the highest UUID.
+        """Those with a free place and pages for so many tokens, the largest working set first, then the highest UUID.
 
         Of GPUs with working sets of one size, those ``knowing`` the request's prefix come first, in that order.
 
@@ -128,11 +133,17 @@ class GpuIndex:
         file = self._files[size]
         if file.max_room < num_tokens:
             return
-        first = [gpu for gpu in knowing if len(gpu.working_set) == size and gpu.room >= num_tokens and not gpu.is_full]
+        first = [
+            gpu for gpu in knowing if len(gpu.working_set) == size and gpu.room >= num_tokens and gpu.has_free_place
+        ]
         yield from first
         for gpu in file.with_room(num_tokens):
             if gpu not in first:
                 yield gpu
+
+    def soonest_first(self) -> Iterator[GpuRecord]:
+        """Those without a free place whose next one becomes free soon: the one that has told so first is first."""
+        yield from self._ending
 
     def by_uuid(self, start: int = 0) -> Iterator[GpuRecord]:
         """All, from the lowest UUID up, or from another place in that order and round to it."""
@@ -148,10 +159,21 @@ class GpuIndex:
             self._files.append(_File())
         return self._files[size]
 
+    def _put_in(self, gpu: GpuRecord) -> None:
+        if gpu.has_free_place:
+            insort(self._file_of(len(gpu.working_set)).gpus, gpu, key=_by_uuid)
+        else:
+            self._ending[gpu] = None
+
     def _take_out(self, gpu: GpuRecord) -> None:
-        if filed := self._filed.pop(gpu, None):
+        filed = self._filed.pop(gpu, None)
+        if filed is None:
+            return
+        if filed[0] < gpu.info.max_batch_size:
             gpus = self._files[filed[0]].gpus
             del gpus[bisect_left(gpus, gpu.uuid, key=_by_uuid)]
+        else:
+            del self._ending[gpu]
 
     def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
@@ -160,7 +182,9 @@ class GpuIndex:
         self._columns.check_invariants(self._open)
         with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}
         require(self._filed == with_place, "a GPU is filed as it was")
+        ending = {gpu for gpu in with_place if not gpu.has_free_place}
+        require(self._ending.keys() == ending, "other GPUs are about to have a place")
         for size, file in enumerate(self._files):
-            expected = [gpu for gpu in self._open if gpu in with_place and len(gpu.working_set) == size]
+            expected = [gpu for gpu in self._open if gpu.has_free_place and len(gpu.working_set) == size]
             require(file.gpus == expected, f"the file of working sets of {size} is wrong")
             require(all(gpu.room <= file.max_room for gpu in expected), "a file knows less room than there is")

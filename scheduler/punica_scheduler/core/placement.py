@@ -14,9 +14,10 @@ class Placement(Protocol):
     """A policy with its parameters. It keeps no state, so the same cluster gives the same answer."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        """GPUs in order of preference. The first that has room is taken.
+        """GPUs in order of preference. The first that has room and a free place is taken.
 
-        GPUs that surely have no room may be left out, and no others.
+        GPUs that surely have none may be left out, and no others. Where no GPU has, ``GpuIndex.soonest_first`` decides
+        for every policy: the request would wait anyway.
         """
 
     def keeps_promises(self, gpu: GpuRecord, newcomers: Sequence[RequestRecord], index: GpuIndex) -> bool:

@@ -1,10 +1,12 @@
 """Places waiting requests; every event ends here.
 
-The queue's head goes where the placement policy says, or blocks the requests behind it. A blocked head is tried again
-only on GPUs that have gained room since, so a step that frees nothing costs nothing here.
+The queue's head goes where the placement policy says. If no GPU has room, it goes where a place becomes free first, or
+blocks the requests behind it. A blocked head is tried again only on GPUs that have gained room since, so a step that
+frees nothing costs nothing here.
 """
 
 from collections.abc import Collection
+from itertools import chain
 from operator import attrgetter
 
 from punica_scheduler.core.admission import could_go_on, refusal
@@ -125,9 +127,9 @@ class Placer:
     # -------------------------------------------------------------- questions
 
     def _target_of(self, record: RequestRecord, outcome: Outcome) -> GpuRecord | None:
-        gpus = (
-            gpu for gpu in self._placement.candidates(record, self._fleet.index) if self._takes(gpu, record, outcome)
-        )
+        index = self._fleet.index
+        free = (gpu for gpu in self._placement.candidates(record, index) if gpu.has_free_place)
+        gpus = (gpu for gpu in chain(free, index.soonest_first()) if self._takes(gpu, record, outcome))
         digest, adapters = record.digest, self._state.adapters
         if record.num_failures and digest is not None:  # the store may be what fails: prefer hosts with the adapter
             return min(gpus, key=lambda gpu: not adapters.is_near(digest, gpu), default=None)

@@ -38,7 +38,7 @@ class RankAwarePlacement(Placement):
 
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
         load, batch = gpu.load_sums, decode_batch(gpu)
-        room = -inf if gpu.is_full else gpu.room
+        room = gpu.room if gpu.has_free_place else -inf
         num_queued = load.prefills.num_tokens_from(gpu.next_step) if self.costs.prefills_apart else 0
         return *batch[:2], *batch.lora, num_queued, load.tightest_s, room, self.costs.step_s(0, *batch)
 

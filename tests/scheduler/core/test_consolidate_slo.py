@@ -30,16 +30,6 @@ def test_without_promises_it_packs() -> None:
     assert placed.order(placement(), placed.request()) == "AB"
 
 
-def test_it_does_not_pack_where_a_place_is_yet_to_become_free() -> None:
-    """The steps until a request ends are not predicted, so a first token would come later than foreseen."""
-    placed = two_gpus(63, 2)
-    full = placed.gpus["A"]
-    full.ending = frozenset([placed.run("A", placed.request())])
-    assert not full.is_full
-    assert placed.order(placement(), placed.request(slo=Slo(first_token_s=1.0))) == "BA"
-    assert not placement().keeps_promises(full, [placed.request()], placed.index)
-
-
 def test_a_promise_that_holds_packs_and_one_that_would_break_spreads() -> None:
     placed = two_gpus(24, 2)
     assert placed.order(placement(), placed.request(slo=Slo(time_per_token_s=0.010))) == "AB"

@@ -18,12 +18,18 @@ class Gpus:
         self.num_assignments += 1
         assignment = AssignmentId(1, self.num_assignments)
         request = Request(f"r{self.num_assignments}", 0, (1,) * prompt, SamplingParams())
-        self.gpus[uuid].add(assignment, RequestRecord.of("f", 0, request))
+        record = RequestRecord.of("f", 0, request)
+        record.begin_assignment(assignment, uuid, 0)
+        self.gpus[uuid].add(assignment, record)
         self.update(uuid)
         return assignment
 
     def end(self, uuid: str, assignment: AssignmentId) -> None:
         self.gpus[uuid].remove(assignment, 0)
+        self.update(uuid)
+
+    def expect_end(self, uuid: str, assignment: AssignmentId) -> None:
+        self.gpus[uuid].expect_ends([self.gpus[uuid].working_set[assignment.counter]])
         self.update(uuid)
 
     def update(self, uuid: str) -> None:
@@ -34,6 +40,9 @@ class Gpus:
         found = "".join(gpu.uuid for gpu in self.index.largest_first(num_tokens))
         self.index.check_invariants(self.gpus.values())
         return found
+
+    def soonest_first(self) -> str:
+        return "".join(gpu.uuid for gpu in self.index.soonest_first())
 
     def improved(self) -> str:
         return "".join(sorted(gpu.uuid for gpu in self.index.take_improved()))
@@ -55,6 +64,19 @@ def test_full_batches_are_left_out_until_they_have_a_place() -> None:
     assert gpus.largest_first() == "B"
     gpus.end("A", assignments[0])
     assert gpus.largest_first() == "AB"
+
+
+def test_full_batches_of_which_one_request_is_about_to_end_stand_apart() -> None:
+    gpus = Gpus("ABC")
+    running = {uuid: [gpus.run(uuid) for _ in range(4)] for uuid in "AB"}
+    assert (gpus.soonest_first(), gpus.improved()) == ("", "ABC")
+    for uuid in "BA":
+        gpus.expect_end(uuid, running[uuid][0])
+    assert (gpus.largest_first(), gpus.soonest_first(), gpus.improved()) == ("C", "BA", "AB")
+    gpus.run("B")
+    assert gpus.soonest_first() == "A", "the place has its next request"
+    gpus.end("A", running["A"][0])
+    assert (gpus.largest_first(), gpus.soonest_first(), gpus.improved()) == ("AC", "", "A")
 
 
 def test_those_without_pages_are_left_out_until_they_have_some() -> None:

@@ -38,6 +38,38 @@ def test_a_successor_whose_predecessor_is_preempted_instead_waits_on_the_gpu(fil
     assert cluster.arrives("r3") == [] and cluster.working_sets() == {"A": 1}
 
 
+def test_a_place_that_is_free_goes_before_one_that_will_be(new_cluster: NewCluster) -> None:
+    """A newcomer on A would wait there for the last tokens of r1, though B could begin with it at once."""
+    for placement in PLACEMENTS.values():
+        cluster = new_cluster(placement=placement())
+        cluster.gpu_joins("A", batch=1)
+        cluster.arrives("r1", max_tokens=3)
+        cluster.gpu_joins("B", batch=1)
+        cluster.steps("A", "r1")
+        assert cluster.arrives("r2") == ["B: start r2"]
+        assert cluster.arrives("r3") == ["A: start r3"], "no other place is free"
+
+
+def test_of_places_that_will_be_free_the_one_that_was_told_of_first_is_taken(filled: NewCluster) -> None:
+    cluster = filled("A", "B", "C", batch=1)
+    for name in ("c", "b", "a"):
+        cluster.arrives(name, max_tokens=4)
+    for uuid, name in (("A", "a"), ("A", "a"), ("B", "b"), ("B", "b"), ("C", "c")):
+        cluster.steps(uuid, name)
+    assert cluster.arrives("r1") == ["A: start r1"]
+    assert cluster.arrives("r2") == ["B: start r2"]
+    assert cluster.arrives("r3") == [], "C's request has more than two tokens to get"
+
+
+def test_a_free_place_without_pages_does_not_keep_a_request_from_one_that_will_be_free(filled: NewCluster) -> None:
+    cluster = filled("A", "B", batch=1)
+    cluster.arrives("r1", max_tokens=20)
+    cluster.arrives("r2", max_tokens=3)
+    cluster.gpu_joins("C", pages=4)
+    cluster.steps("A", "r2")
+    assert cluster.arrives("long", prompt=30) == ["A: start long"]
+
+
 def test_memory_is_for_prompt_and_one_token_whatever_max_tokens_says(filled: NewCluster) -> None:
     cluster = filled("A", pages=8)
     assert cluster.arrives("r1", prompt=14, max_tokens=18) == ["A: start r1"]  # 4 pages, though it may grow to 8
