@@ -3,14 +3,12 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import yaml
 
@@ -20,8 +18,6 @@ from token_gaps import TokenGaps, watched_tokens
 from up_cluster import Start, UpCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-Seconds = npt.NDArray[np.float64]
 
 MIB = 1 << 20
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -85,25 +81,15 @@ async def test_a_gigabyte_is_not_held_in_memory(simulated: UpCluster, kind: str,
     assert samples.growth_bytes <= limit_bytes, f"{samples.growth_bytes / MIB:.1f} MiB"
 
 
-@asynccontextmanager
-async def watched(cluster: UpCluster, request: dict[str, Any]) -> AsyncIterator[list[TokenGaps]]:
-    """Gaps of several streams, each on a websocket of its own."""
-    async with AsyncExitStack() as stack:
-        streams = (watched_tokens(cluster.stream_url, request={**request, "seed": i}) for i in range(NUM_STREAMS))
-        yield [await stack.enter_async_context(stream) for stream in streams]
-
-
-async def gaps_beside(cluster: UpCluster, request: dict[str, Any], uploads: list[Upload]) -> tuple[Seconds, Seconds]:
-    """Seconds between tokens of others: while nothing else happens, and while adapters are uploaded."""
-    async with watched(cluster, request) as idle:
+async def gaps_beside(
+    cluster: UpCluster, request: dict[str, Any], uploads: list[Upload]
+) -> tuple[TokenGaps, TokenGaps]:
+    """Gaps between tokens of others: while nothing else happens, and while adapters are uploaded."""
+    async with watched_tokens(cluster.stream_url, request=request, num_streams=NUM_STREAMS) as idle:
         await asyncio.sleep(IDLE_S)
-    async with watched(cluster, request) as beside:
+    async with watched_tokens(cluster.stream_url, request=request, num_streams=NUM_STREAMS) as beside:
         await send(cluster, *uploads)
-    return all_gaps(idle), all_gaps(beside)
-
-
-def all_gaps(streams: list[TokenGaps]) -> Seconds:
-    return np.concatenate([stream.gaps_s for stream in streams])
+    return idle, beside
 
 
 async def test_others_tokens_come_as_evenly_as_without(simulated: UpCluster) -> None:
@@ -117,9 +103,9 @@ async def test_others_tokens_come_as_evenly_as_without(simulated: UpCluster) -> 
     request = {"input_ids": [5] * 16, "ignore_eos": True, "max_tokens": 1_000}
     idle, beside = await gaps_beside(simulated, request, uploads_of("valid", LLAMA, 4)[0])
     os.sched_setaffinity(0, cores)
-    told = [f"{1e3 * np.percentile(gaps, 99):.1f} ms of {len(gaps)}" for gaps in (idle, beside)]
+    p99_idle, p99_beside = (np.percentile(gaps.gaps_s, 99) for gaps in (idle, beside))
 
-    assert np.percentile(beside, 99) <= 1.1 * np.percentile(idle, 99), told
+    assert p99_beside <= 1.1 * p99_idle
 
 
 def pin(pid: int, cores: set[int]) -> None:
@@ -135,7 +121,7 @@ async def test_the_demo_never_pauses(demo: UpCluster, kind: str) -> None:
     excess_s = []
     for _ in range(3):  # a pause of ours comes every time; one of a busy machine does not
         idle, beside = await gaps_beside(demo, request, uploads)
-        excess_s.append(max(beside) - max(idle))
+        excess_s.append(beside.longest_s - idle.longest_s)
         if excess_s[-1] <= 0.1:
             return
 
