@@ -1,25 +1,19 @@
 """A database with deadlines: anything that keeps it from answering in time raises RegistryUnavailable."""
 
 import asyncio
-import errno
-import os
 import sqlite3
-import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
-from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from punica_serve.errors import ConfigError, RegistryUnavailable
+from punica_serve.errors import RegistryUnavailable
 from punica_serve.errors.reasons import reason_of
-from punica_serve.process.private_files import FILE_MODE, make_private_folder
+from punica_serve.registry.sqlite_file import IDENTITY, WRITES, SqliteFile
 
 #: Deadline of every call.
 DEADLINE_S = 5.0
@@ -27,16 +21,11 @@ DEADLINE_S = 5.0
 _TRANSACTION_SHARE = 0.6
 #: A lock wait's share; smaller, so that the database itself reports what it waits for.
 _WAIT_SHARE = 0.5
-#: Time between attempts where SQLite does not wait by itself.
-_RETRY_S = 0.01
 
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-_WRITES = "punica_writes"
 #: The second concerns the memory shared by SQLite's readers, which is a separate file.
 _SQLITE_DISK_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 _POSTGRES_DISK_FULL = "53100"
-#: Other errors of a file may be temporary, as when its folder is not mounted yet.
-_MAY_NOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 _AWAY = "the registry's database is not available; nothing can be changed until it is back"
 _FULL = "the disk of the registry's database is full; nothing can be changed until its operator makes room there"
@@ -51,10 +40,16 @@ class Database:
         self.deadline_s = deadline_s
         #: For operators: without the password, and without parameters, since one may be a password.
         self.shown_url = parsed.set(query={}).render_as_string(hide_password=True)
-        self._engine = _engine(parsed, wait_s=deadline_s * _WAIT_SHARE)
+        wait_s = deadline_s * _WAIT_SHARE
+        self._engine = _engine(parsed, wait_s=wait_s)
+        #: None on a server.
+        self._file: SqliteFile | None = None
+        if self.is_sqlite and parsed.database:
+            self._file = SqliteFile(Path(parsed.database))
+            self._file.prepare(self._engine, wait_s=wait_s)
         isolation: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**isolation)
-        self._writer = self._engine.execution_options(**{_WRITES: True})
+        self._writer = self._engine.execution_options(**{WRITES: True})
         #: The database allows one write at a time. Waiting for it here takes no connection from readers, and is first
         #: come, first served, unlike waiting in SQLite.
         self._turn_to_write = asyncio.Lock()
@@ -62,6 +57,11 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self._engine.dialect.name == "sqlite"
+
+    @staticmethod
+    def file_of(connection: AsyncConnection) -> object:
+        """Differs between connections to SQLite's file and to another that was moved to its place. None on a server."""
+        return connection.sync_connection.info.get(IDENTITY) if connection.sync_connection else None
 
     async def close(self) -> None:
         await self._engine.dispose()
@@ -88,6 +88,8 @@ class Database:
     ) -> AsyncIterator[AsyncConnection]:
         timeout_s = self.deadline_s * _TRANSACTION_SHARE if timeout_s is None else timeout_s
         try:
+            if self._file:
+                self._file.check()
             async with asyncio.timeout(timeout_s), turn, engine.begin() as connection:
                 yield connection
         except IntegrityError:
@@ -120,11 +122,7 @@ def _engine(url: URL, *, wait_s: float) -> AsyncEngine:
     url = url.set(drivername=_DRIVERS[url.drivername])
     pool = {"pool_size": 3, "max_overflow": 2, "pool_timeout": wait_s}
     if url.database and url.drivername == _DRIVERS["sqlite"]:
-        _make_file(Path(url.database))
-        engine = create_async_engine(url, connect_args={"timeout": wait_s}, **pool)
-        event.listen(engine.sync_engine, "connect", partial(_prepare_sqlite, wait_s))
-        event.listen(engine.sync_engine, "begin", _begin_sqlite)
-        return engine
+        return create_async_engine(url, connect_args={"timeout": wait_s}, **pool)
     wait_ms = str(int(wait_s * 1000))
     settings = {
         "application_name": "punica-serve",
@@ -136,51 +134,3 @@ def _engine(url: URL, *, wait_s: float) -> AsyncEngine:
     return create_async_engine(
         url, connect_args={"timeout": wait_s, "server_settings": settings}, pool_pre_ping=True, **pool
     )
-
-
-def _make_file(file: Path) -> None:
-    """Creates the file, readable by its owner only, since it holds access rights.
-
-    Raises RegistryUnavailable, and ConfigError where waiting would not help.
-    """
-    try:
-        make_private_folder(file.parent)
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR, FILE_MODE))
-        # SQLite keeps its log in separate files in the same folder.
-        if not os.access(file.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        if error.errno in _MAY_NOT_WRITE:
-            message = f"the registry's file {file} can't be written: {error.strerror}; make its folder writable"
-            raise ConfigError(f"{message}, or set `data_folder` or `registry.url`", param="data_folder") from error
-        reason = f"{file.parent} is not a folder" if error.errno == errno.EEXIST else error.strerror
-        detail = f"{file}: {reason}"
-        raise RegistryUnavailable("the registry's file can't be opened", detail=detail) from error
-
-
-def _prepare_sqlite(wait_s: float, connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin explicitly, not at the first change
-    connection.run_async(partial(_keep_log, wait_s))
-
-
-async def _keep_log(wait_s: float, connection: aiosqlite.Connection) -> None:
-    """Uses a write-ahead log: readers see the last commit during a write, and a commit is on the disk when it returns.
-
-    A new file's first log is started under a lock that SQLite does not wait for, so two processes that start it can
-    collide.
-    """
-    deadline_s = time.monotonic() + wait_s
-    while True:
-        try:
-            await connection.execute_fetchall("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
-                raise
-            await asyncio.sleep(_RETRY_S)
-    await connection.execute_fetchall("PRAGMA synchronous = FULL")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """Takes a writer's lock at once: a reader that became a writer would fail if another writer was faster."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")

@@ -22,7 +22,10 @@ class Follower:
 
     def __init__(self, database: Database, shared: SharedAdapters) -> None:
         self._database = database
-        self.snapshot = RegistrySnapshot(shared=shared)
+        self._nothing = RegistrySnapshot(shared=shared)
+        self.snapshot = self._nothing
+        #: The file that the snapshot was read from, on SQLite.
+        self._file: object = None
         #: The failure of the last read, if it failed.
         self._failure: RegistryUnavailable | None = None
         self._reading = asyncio.Lock()
@@ -67,7 +70,11 @@ class Follower:
         was_away = self.is_away
         try:
             async with self._database.reading() as connection:
-                self.snapshot = await next_snapshot(connection, self.snapshot)
+                file = self._database.file_of(connection)
+                # Another file's revisions say nothing about what was read from this one.
+                before = self.snapshot if file == self._file else self._nothing
+                self.snapshot = await next_snapshot(connection, before)
+                self._file = file
             self._failure = None
             if was_away:
                 logger.info("the registry is available again")

@@ -111,13 +111,13 @@ async def test_a_file_that_may_not_be_written_is_not_waited_for(
     def refuse(*_: object) -> int:
         raise OSError(reason, os.strerror(reason))
 
-    monkeypatch.setattr("punica_serve.registry.database.os.open", refuse)
+    monkeypatch.setattr("punica_serve.registry.sqlite_file.os.open", refuse)
     with pytest.raises(ConfigError, match=r"registry\.db can't be written: .* set `data_folder`"):
         await Registry.open(f"sqlite:///{tmp_path}/registry.db")
 
 
 async def test_nor_is_a_folder_in_which_no_log_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("punica_serve.registry.database.os.access", lambda *_: False)
+    monkeypatch.setattr("punica_serve.registry.sqlite_file.os.access", lambda *_: False)
     with pytest.raises(ConfigError, match=r"registry\.db can't be written: Permission denied"):
         await Registry.open(f"sqlite:///{tmp_path}/registry.db")
 

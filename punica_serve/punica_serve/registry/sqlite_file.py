@@ -1,0 +1,114 @@
+"""SQLite's file: made for its owner alone, written ahead, and noticed when it is removed or replaced."""
+
+import asyncio
+import errno
+import os
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from punica_serve.errors import ConfigError, RegistryUnavailable
+from punica_serve.process.private_files import FILE_MODE, make_private_folder
+
+#: The execution option of transactions that write.
+WRITES = "punica_writes"
+#: Of a connection's info: which file it has open, whatever is at the path now.
+IDENTITY = "punica_file"
+#: Time between attempts where SQLite does not wait by itself.
+_RETRY_S = 0.01
+#: Other errors of a file may be temporary, as when its folder is not mounted yet.
+_MAY_NOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class SqliteFile:
+    """The file of an engine's connections.
+
+    A connection keeps what it has opened. If that was removed, or another was moved to its place, as a restored backup
+    is, SQLite would go on reading and writing a file that nobody can find. So each transaction begins with a look at
+    the path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Makes the file, if there is none. Raises RegistryUnavailable, and ConfigError where waiting can't help."""
+        self._path = path
+        _make(path)
+
+    def prepare(self, engine: AsyncEngine, *, wait_s: float) -> None:
+        """Sets up all connections that the engine will make. ``wait_s`` is for locks."""
+        event.listen(engine.sync_engine, "connect", partial(self._opened, wait_s))
+        event.listen(engine.sync_engine, "checkout", self._given_out)
+        event.listen(engine.sync_engine, "begin", _begin)
+
+    def check(self) -> None:
+        """Raises OSError if the file is gone: SQLite would make an empty one."""
+        if self._identity() is None:
+            message = "the file is gone; put it back, or restart the frontends to begin with an empty one"
+            raise FileNotFoundError(message)
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _opened(self, wait_s: float, connection: Any, entry: ConnectionPoolEntry) -> None:
+        entry.info[IDENTITY] = self._identity()
+        connection.isolation_level = None  # transactions begin explicitly, not at the first change
+        connection.run_async(partial(_keep_log, wait_s))
+
+    def _given_out(self, _connection: Any, entry: ConnectionPoolEntry, _proxy: object) -> None:
+        """Has the pool open the file anew if another is at the path. SQLite leaves a log alone that may be that one's
+        when it closes the old file.
+        """
+        if entry.info[IDENTITY] != self._identity():
+            raise DisconnectionError(f"{self._path} was replaced")
+
+
+def _make(file: Path) -> None:
+    """Creates the file, readable by its owner only, since it holds access rights."""
+    try:
+        make_private_folder(file.parent)
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, FILE_MODE))
+        # SQLite keeps its log in separate files in the same folder.
+        if not os.access(file.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        if error.errno in _MAY_NOT_WRITE:
+            message = f"the registry's file {file} can't be written: {error.strerror}; make its folder writable"
+            raise ConfigError(f"{message}, or set `data_folder` or `registry.url`", param="data_folder") from error
+        reason = f"{file.parent} is not a folder" if error.errno == errno.EEXIST else error.strerror
+        detail = f"{file}: {reason}"
+        raise RegistryUnavailable("the registry's file can't be opened", detail=detail) from error
+
+
+async def _keep_log(wait_s: float, connection: aiosqlite.Connection) -> None:
+    """Uses a write-ahead log: readers see the last commit during a write, and a commit is on the disk when it returns.
+
+    A new file's first log is started under a lock that SQLite does not wait for, so two processes that start it can
+    collide.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            await connection.execute_fetchall("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            await asyncio.sleep(_RETRY_S)
+    await connection.execute_fetchall("PRAGMA synchronous = FULL")
+
+
+def _begin(connection: Connection) -> None:
+    """Takes a writer's lock at once: a reader that became a writer would fail if another writer was faster."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(WRITES) else "BEGIN")
