@@ -52,6 +52,7 @@ class Fleet:
         if self._named.get(gpu.info.name) is gpu:  # and not the one that replaced it before it was lost
             del self._named[gpu.info.name]
         self._count(self.capacities, gpu, -1)
+        self.index.prefixes.discard(gpu)
         if not gpu.is_draining:
             self._close(gpu)
 

@@ -77,7 +77,6 @@ class GpuIndex:
             self._columns.rebuild()
             self._take_out(gpu)
         self.improved.discard(gpu)
-        self.prefixes.discard(gpu)
 
     def update(self, gpu: GpuRecord) -> None:
         """The GPU's working set or its room may have changed; nothing happens for one that takes no requests."""
@@ -177,7 +176,7 @@ class GpuIndex:
 
     def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
-        self.prefixes.check_invariants(self._open)
+        self.prefixes.check_invariants(gpus)
         require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
         self._columns.check_invariants(self._open)
         with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}

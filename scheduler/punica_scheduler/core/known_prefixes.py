@@ -18,7 +18,7 @@ MAX_HINTS, MAX_GPUS = 1024, 16
 
 
 class KnownPrefixes:
-    """Hints of GPUs that are not draining."""
+    """Hints of all GPUs. Those of a draining one are kept, since it may be taken back, and told to nobody meanwhile."""
 
     def __init__(self) -> None:
         self._hints: dict[GpuRecord, OrderedDict[int, None]] = {}
@@ -39,26 +39,26 @@ class KnownPrefixes:
             self._forget(gpu, own.popitem(last=False)[0])
 
     def discard(self, gpu: GpuRecord) -> None:
-        """The GPU takes no requests from now on."""
+        """The GPU is gone, and its pages with it."""
         for hint in self._hints.pop(gpu, ()):
             self._forget(gpu, hint)
 
     def knowing(self, record: RequestRecord) -> list[GpuRecord]:
-        """GPUs that know a beginning of the request's tokens, the longest first, then those that told of it last."""
+        """Open GPUs that know a beginning of the request, the longest first, then those that told of it last."""
         if not self._gpus:
             return []
         found: dict[GpuRecord, None] = {}
         for hint in reversed(self._hints_of(record)):
             found.update(dict.fromkeys(reversed(self._gpus.get(hint, {}))))
-        return list(found)
+        return [gpu for gpu in found if not gpu.is_draining]
 
     def num_known_tokens(self, record: RequestRecord, besides: GpuRecord) -> int:
-        """Tokens of the longest beginning that any other GPU knows, at least."""
+        """Tokens of the longest beginning that any other open GPU knows, at least."""
         if not self._gpus:
             return 0
         hints = self._hints_of(record)
         for place in range(len(hints) - 1, -1, -1):
-            if any(gpu is not besides for gpu in self._gpus.get(hints[place], {})):
+            if any(gpu is not besides and not gpu.is_draining for gpu in self._gpus.get(hints[place], {})):
                 return besides.info.page_size << place
         return 0
 
@@ -80,7 +80,7 @@ class KnownPrefixes:
 
     def check_invariants(self, gpus: Iterable[GpuRecord]) -> None:
         """AssertionError is a bug of ours."""
-        require(self._hints.keys() <= set(gpus), "hints of a GPU that takes no requests")
+        require(self._hints.keys() <= set(gpus), "hints of a GPU that is gone")
         told = {(gpu, hint) for gpu, hints in self._hints.items() for hint in hints}
         kept = {(gpu, hint) for hint, knowing in self._gpus.items() for gpu in knowing}
         require(told == kept, "the hints of GPUs differ from the GPUs of hints")

@@ -192,7 +192,7 @@ class Scheduler:
         self._state.waiting.queue.charge(gpu.working_set.values())
         self._state.quarantine.clear_if_proven()
         gpu.account(report)
-        if report.prefix_hints and not gpu.is_draining:
+        if report.prefix_hints:
             self._fleet.index.prefixes.add(gpu, report.prefix_hints)
         self._fleet.index.update(gpu)
         for counter, sent in broken.items():

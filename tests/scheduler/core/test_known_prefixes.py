@@ -105,11 +105,40 @@ def test_workers_that_contradict_each_other_cost_nothing_but_a_choice(new_cluste
     assert cluster.arrives("r2", prompt=40) == ["B: start r2"]
 
 
-def test_a_draining_gpus_hints_are_dropped(new_cluster: NewCluster) -> None:
+def test_a_draining_gpu_is_not_preferred_until_it_is_taken_back(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     for uuid in "AB":
         cluster.gpu_joins(uuid, pages=64, prefix_caching=SHARING)
     cluster.reports("A", [], hints=_hints(40))
     cluster.is_drained("A")
     cluster.reports("A", [], hints=_hints(40))
+    assert cluster.arrives("r1", prompt=40) == ["B: start r1"]
+    cluster.is_cancelled("r1")
+    cluster.is_drained("A", drain=False)
+    assert cluster.arrives("r2", prompt=40) == ["A: start r2"]
+
+
+def test_a_request_that_moves_again_returns_to_the_gpu_that_still_has_its_pages(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    cluster.gpu_joins("A", pages=64, prefix_caching=SHARING)
+    cluster.arrives("r1", prompt=40, max_tokens=60)
+    cluster.steps("A", "r1")
+    cluster.reports("A", [], hints=_hints(40))
+    for uuid in "BC":
+        cluster.gpu_joins(uuid, pages=64, prefix_caching=SHARING)
+    assert cluster.is_drained("A")[1:] == ["A: stop r1", "C: start r1 after 1"]
+    cluster.is_drained("A", drain=False)
+    assert cluster.is_drained("C")[1:] == ["C: stop r1", "A: start r1 after 1"]
+
+
+def test_the_hints_of_a_gpu_that_is_gone_are_dropped(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    for uuid in "AB":
+        cluster.gpu_joins(uuid, pages=64, prefix_caching=SHARING)
+    for is_draining in (False, True):
+        cluster.reports("A", [], hints=_hints(40))
+        cluster.is_drained("A", drain=is_draining)
+        cluster.gpu_is_lost("A")
+        cluster.gpu_joins("A", pages=64, prefix_caching=SHARING)
+    cluster.is_drained("A", drain=False)
     assert cluster.arrives("r1", prompt=40) == ["B: start r1"]
