@@ -8,18 +8,25 @@ is one list of tiles, the longest first, so a GPU is as busy with one long reque
 
 Under a sliding window a block's context begins with the page of the first token that its first row sees; pages before
 it are in no tile, so nothing of them is read.
+
+Decodes whose page tables begin alike may read those pages once (cascade attention; Hydragen, Juravsky et al., 2024):
+such requests form one block, whose shared tiles hold the rows of all of them and the prefix, and whose other tiles hold
+one row and the rest of its context each. See `punica_kernels.attention_walks`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from punica_kernels.attention_walks import Requests, Walks, block_walks, row_blocks, sharing_walks
 from punica_kernels.integers import next_power_of_two
 from punica_kernels.members import Indices, enumerate_members
+from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups
 
 
 class TileField:
@@ -36,11 +43,24 @@ class TileField:
     #: The split's index in the workspace (-1 if the context is whole), that of the block's first one, and their number.
     SPLIT = 5
     FIRST_SPLIT = 6
+    #: In a table with shared prefixes: the tiles of the block.
     NUM_SPLITS = 7
+    #: In a table with shared prefixes alone, where rows are places in its list of rows: the block's first row, and the
+    #: number of the block's rows.
+    BLOCK_FIRST_ROW = 8
+    BLOCK_NUM_ROWS = 9
 
 
-#: Words of a tile.
-TILE_WORDS = 8
+class RowField:
+    """The words of a place in the list of rows, behind the tiles of a table with shared prefixes."""
+
+    #: The query row, and the splits of its context, those of its prefix first.
+    ROW = 0
+    NUM_SPLITS = 1
+
+
+#: Words of a tile, of one in a table with shared prefixes, and of a place in that table's list of rows.
+TILE_WORDS, SHARING_TILE_WORDS, ROW_WORDS = 8, 10, 2
 
 #: Rows of a program (BLOCK_M), a query row of one head each: the smallest tensor-core tile, and a prefill's.
 _MIN_BLOCK_M, _PREFILL_BLOCK_M = 16, 64
@@ -71,6 +91,8 @@ class AttentionShape:
     window: int | None = None
     #: Query rows of all requests together; None: as many as they can have.
     max_rows: int | None = None
+    #: Tables may have shared prefixes. Requests have one query row each.
+    shares_prefixes: bool = False
 
     @classmethod
     def of(
@@ -84,8 +106,13 @@ class AttentionShape:
         device: torch.device,
         window: int | None = None,
         max_rows: int | None = None,
+        shares_prefixes: bool = False,
     ) -> "AttentionShape":
-        """The shape for such requests and layers of a model on this device."""
+        """The shape for such requests and layers of a model on this device.
+
+        ``shares_prefixes``: decodes whose page tables begin alike read those pages once. It does nothing for prefills,
+        nor where so many heads share keys and values that one query row fills a program.
+        """
         group = next_power_of_two(heads // kv_heads)
         rows = next_power_of_two(max_query_rows) * group
         # A float32 product has no tensor core: a taller tile does not fit the registers.
@@ -97,7 +124,7 @@ class AttentionShape:
             num_programs, min_tokens = max(1, num_sms * _PREFILLS_PER_SM // kv_heads), _MIN_PREFILL_SPLIT_TOKENS
         block_queries = max(1, block_m // group)
         limits = (max_requests, max_query_rows, heads, kv_heads, block_queries, num_programs, min_tokens)
-        return cls(*limits, window, max_rows)
+        return cls(*limits, window, max_rows, shares_prefixes and max_query_rows == 1 < block_queries)
 
     @property
     def block_m(self) -> int:
@@ -107,6 +134,8 @@ class AttentionShape:
     @property
     def live_m(self) -> int:
         """Those of the BLOCK_M rows, the first ones, that requests can fill: a power of two."""
+        if self.shares_prefixes:
+            return self.block_group * self.block_queries
         return self.block_group * min(self.block_queries, next_power_of_two(self.max_query_rows))
 
     @property
@@ -122,17 +151,30 @@ class AttentionShape:
         num_blocks = self.max_requests * -(-self.max_query_rows // self.block_queries)
         if self.max_rows is not None:
             num_blocks = min(num_blocks, self.max_requests + self.max_rows // self.block_queries)
-        return num_blocks + self.num_programs
+        return num_blocks + self._max_shared_walks + self.num_programs
 
     @property
     def max_splits(self) -> int:
-        """Splits of all contexts that are split: each such context is more than one program's share."""
-        return 2 * self.num_programs
+        """Splits of all contexts that are split: each such context is more than one program's share. A block with a
+        prefix has at least two splits, whatever their sizes.
+        """
+        return 2 * (self.num_programs + self._max_shared_walks)
+
+    @property
+    def _max_shared_walks(self) -> int:
+        """Prefixes that two requests or more share."""
+        return self.max_requests // 2 if self.shares_prefixes else 0
+
+    @property
+    def tile_words(self) -> int:
+        """int32 words of a tile."""
+        return SHARING_TILE_WORDS if self.shares_prefixes else TILE_WORDS
 
     @property
     def num_words(self) -> int:
-        """int32 words of the table."""
-        return self.max_tiles * TILE_WORDS
+        """int32 words of the table: the tiles, and the list of rows if it has one."""
+        num_listed = self.max_requests if self.shares_prefixes else 0
+        return self.max_tiles * self.tile_words + num_listed * ROW_WORDS
 
     def fill(
         self,
@@ -141,6 +183,7 @@ class AttentionShape:
         query_starts: npt.ArrayLike,
         page_starts: npt.ArrayLike,
         page_size: int,
+        groups: PrefixGroups = NO_GROUPS,
     ) -> None:
         """Writes the tiles of N requests.
 
@@ -149,6 +192,7 @@ class AttentionShape:
             lengths: [N] tokens in the cache, the query rows' own included. A request of length 0 has no tiles.
             query_starts: [N + 1] request i has the query rows query_starts[i] to query_starts[i + 1] - 1.
             page_starts: [N] or more: where the pages of each request begin in the step's.
+            groups: of requests whose page tables begin alike; only a shape that shares prefixes reads them.
 
         Raises ValueError when the requests do not fit the shape.
         """
@@ -161,48 +205,95 @@ class AttentionShape:
         fits = (num_rows <= self.max_query_rows).all() and (self.max_rows is None or num_rows.sum() <= self.max_rows)
         if len(tokens) > self.max_requests or not fits:
             raise ValueError(f"{len(tokens)} requests of at most {num_rows.max(initial=0)} rows do not fit {self}")
-        tiles = self._tiles(tokens, starts, num_rows, first_pages, page_size)
         words.fill(-1)
+        requests = Requests(tokens, starts, num_rows, first_pages)
+        if self.shares_prefixes:
+            tiles = self._fill_sharing(words, requests, groups, page_size)
+        else:
+            walks = block_walks(requests, self.block_queries, page_size, self.window)
+            splits = self._splits(walks, page_size)
+            counts = splits.counts
+            tiles = _tiles(walks, splits, _Merges(_places(counts), np.zeros_like(counts), counts), page_size)
+        tiles = tiles[np.argsort(-tiles[:, TileField.NUM_TOKENS], kind="stable")]
         words[: tiles.size] = tiles.ravel()
 
-    def _tiles(
-        self, tokens: Indices, starts: Indices, num_rows: Indices, first_pages: Indices, page_size: int
-    ) -> Indices:
-        """[tiles, TILE_WORDS]"""
-        request, nth = enumerate_members(-(-num_rows // self.block_queries))
-        first_row = nth * self.block_queries
-        rows = np.minimum(num_rows[request] - first_row, self.block_queries)
-        last_visible = tokens[request] - num_rows[request] + first_row
-        skipped_pages = self._skipped_pages(last_visible, page_size)
-        last_visible -= skipped_pages * page_size
-        num_visible = last_visible + rows
-        num_pages = -(-num_visible // page_size)
-        split_tokens = max(-(-int(num_visible.sum()) // self.num_programs), self.min_split_tokens)
+    def _fill_sharing(self, words: Words, requests: Requests, groups: PrefixGroups, page_size: int) -> Indices:
+        """Writes the list of rows, and returns the tiles.
+
+        The rows of a block have places of their own in each of its splits. So the first splits of all of them are those
+        of the prefix, and the next ones each row's own: the n-th own splits of several rows share one place.
+        """
+        blocks = row_blocks(requests, groups, self.block_queries, self.window)
+        walks, num_shared = sharing_walks(requests, blocks, page_size, self.window), len(blocks.prefix_pages)
+        splits = self._splits(walks, page_size)
+        of_prefixes, own = splits.counts[:num_shared], splits.counts[num_shared:]
+        block = blocks.block_of_row
+        before = np.concatenate([of_prefixes, np.zeros(len(blocks.num_rows) - num_shared, np.int64)])
+        first_rows = np.cumsum(blocks.num_rows) - blocks.num_rows
+        most, num_tiles = before.copy(), before.copy()
+        if len(block):
+            most += np.maximum.reduceat(own, first_rows)
+            num_tiles += np.add.reduceat(own, first_rows)
+        places = words[self.max_tiles * self.tile_words :].reshape(-1, ROW_WORDS)[: len(block)]
+        places[:, RowField.ROW] = requests.query_starts[blocks.requests]
+        places[:, RowField.NUM_SPLITS] = before[block] + own
+        block = np.concatenate([np.arange(num_shared), block])
+        before = np.concatenate([np.zeros(num_shared, np.int64), before[block[num_shared:]]])
+        merges = _Merges(_places(most)[block], before, num_tiles[block])
+        of_walk = np.stack([first_rows, blocks.num_rows], axis=1)[block]
+        return np.hstack([_tiles(walks, splits, merges, page_size), np.repeat(of_walk, splits.counts, axis=0)])
+
+    def _splits(self, walks: Walks, page_size: int) -> "_Splits":
+        num_pages = -(-walks.num_tokens // page_size)
+        split_tokens = max(-(-int(walks.num_tokens.sum()) // self.num_programs), self.min_split_tokens)
         share_pages = -(-split_tokens // page_size)
         # A prompt's block that is a little longer than a share stays whole: its parts would wait for places.
         spare_pages = share_pages - 1 if self.max_query_rows == 1 else share_pages // 4
         split_pages = -(-num_pages // np.maximum((num_pages + spare_pages) // share_pages, 1))
-        num_splits = -(-num_pages // split_pages)
-        block, nth_split = enumerate_members(num_splits)
-        first_token = (nth_split * split_pages[block]) * page_size
-        is_split = num_splits[block] > 1
-        split = np.where(is_split, np.cumsum(is_split) - 1, -1)
-        tiles = np.empty((len(block), TILE_WORDS), np.int64)
-        tiles[:, TileField.FIRST_ROW] = (starts[request] + first_row)[block]
-        tiles[:, TileField.NUM_ROWS] = rows[block]
-        tiles[:, TileField.FIRST_PAGE] = (first_pages[request] + skipped_pages)[block] + nth_split * split_pages[block]
-        tiles[:, TileField.NUM_TOKENS] = np.minimum(num_visible[block] - first_token, split_pages[block] * page_size)
-        tiles[:, TileField.LAST_VISIBLE] = last_visible[block] - first_token
-        tiles[:, TileField.SPLIT] = split
-        tiles[:, TileField.FIRST_SPLIT] = split - nth_split
-        tiles[:, TileField.NUM_SPLITS] = num_splits[block]
-        return tiles[np.argsort(-tiles[:, TileField.NUM_TOKENS], kind="stable")]
+        return _Splits(-(-num_pages // split_pages), split_pages)
 
-    def _skipped_pages(self, last_visible: Indices, page_size: int) -> Indices:
-        """[blocks] pages before the first token that the block's first row sees."""
-        if self.window is None:
-            return np.zeros_like(last_visible)
-        return np.maximum(last_visible - self.window + 1, 0) // page_size
+
+class _Splits(NamedTuple):
+    """How walks are divided: [walks] each."""
+
+    counts: Indices
+    #: Pages of a split, but for the last one.
+    pages: Indices
+
+
+class _Merges(NamedTuple):
+    """Where the results of walks go: [walks] each."""
+
+    #: The first place of the block's splits in the workspace; -1: it has but one split, and needs no place.
+    first_split: Indices
+    #: Splits of the block's rows before the walk.
+    num_before: Indices
+    #: Tiles of the block.
+    num_tiles: Indices
+
+
+def _places(num_splits: Indices) -> Indices:
+    """[blocks] The first place of each block's splits in the workspace; -1 where it has but one."""
+    num_places = np.where(num_splits > 1, num_splits, 0)
+    return np.where(num_splits > 1, np.cumsum(num_places) - num_places, -1)
+
+
+def _tiles(walks: Walks, splits: _Splits, merges: _Merges, page_size: int) -> Indices:
+    """[tiles, TILE_WORDS]"""
+    walk, nth = enumerate_members(splits.counts)
+    first_page = nth * splits.pages[walk]
+    first_token = first_page * page_size
+    first_split = merges.first_split[walk]
+    tiles = np.empty((len(walk), TILE_WORDS), np.int64)
+    tiles[:, TileField.FIRST_ROW] = walks.first_row[walk]
+    tiles[:, TileField.NUM_ROWS] = walks.num_rows[walk]
+    tiles[:, TileField.FIRST_PAGE] = walks.first_page[walk] + first_page
+    tiles[:, TileField.NUM_TOKENS] = np.minimum(walks.num_tokens[walk] - first_token, splits.pages[walk] * page_size)
+    tiles[:, TileField.LAST_VISIBLE] = walks.last_visible[walk] - first_token
+    tiles[:, TileField.SPLIT] = np.where(first_split < 0, -1, first_split + merges.num_before[walk] + nth)
+    tiles[:, TileField.FIRST_SPLIT] = first_split
+    tiles[:, TileField.NUM_SPLITS] = merges.num_tiles[walk]
+    return tiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, AttentionWorkspace, TileField
+from punica_kernels.attention_tiles import ROW_WORDS, AttentionShape, AttentionWorkspace, RowField, TileField
 from punica_kernels.checks import require_dense_rows, require_shape
 
 
@@ -53,7 +53,7 @@ def paged_attention(
         require_dense_rows(out=out, q=q, keys=keys, values=values, pages=pages, tiles=tiles)
         kernels.paged_attention(out, q, keys, values, pages, tiles, shape, workspace, scale, soft_cap, pdl=pdl)
     else:
-        _paged_attention(out, q, keys, values, pages, tiles, _Scores(scale, soft_cap, shape.window))
+        _paged_attention(out, q, keys, values, pages, tiles, shape, _Scores(scale, soft_cap, shape.window))
 
 
 class _Scores(NamedTuple):
@@ -65,21 +65,41 @@ class _Scores(NamedTuple):
 
 
 def _paged_attention(
-    out: Tensor, q: Tensor, keys: Tensor, values: Tensor, pages: Tensor, tiles: Tensor, scores: _Scores
+    out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    pages: Tensor,
+    tiles: Tensor,
+    shape: AttentionShape,
+    scores: _Scores,
 ) -> None:
-    """All splits of a block at once: `tiles` lists the longest first, not in the order of the context."""
-    blocks: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
-    for tile in tiles.view(-1, TILE_WORDS).tolist():
-        if tile[TileField.FIRST_ROW] >= 0:
-            blocks[tile[TileField.FIRST_ROW], tile[TileField.NUM_ROWS]].append(tile)
-    for (first_row, num_rows), splits in blocks.items():
-        splits.sort(key=itemgetter(TileField.FIRST_PAGE))
+    """All splits of some rows' context at once: `tiles` lists the longest first, not in the order of the context."""
+    for rows, splits in _splits_of_rows(tiles, shape):
+        splits.sort(key=itemgetter(TileField.SPLIT))
         places = ((split[TileField.FIRST_PAGE], split[TileField.NUM_TOKENS]) for split in splits)
         cells = torch.cat([_cells(pages, first_page, tokens, keys.shape[1]) for first_page, tokens in places])
-        last_visible = splits[0][TileField.LAST_VISIBLE] + torch.arange(num_rows, device=q.device)
-        rows = slice(first_row, first_row + num_rows)
+        *earlier, last = splits
+        first_visible = last[TileField.LAST_VISIBLE] + sum(split[TileField.NUM_TOKENS] for split in earlier)
+        last_visible = first_visible + torch.arange(len(rows), device=q.device)
         k, v = (pool[cells // keys.shape[1], cells % keys.shape[1]] for pool in (keys, values))
-        out[rows] = _attend(q[rows], k, v, last_visible, scores)
+        out[rows] = _attend(q[rows], k, v, last_visible, scores).to(out.dtype)
+
+
+def _splits_of_rows(tiles: Tensor, shape: AttentionShape) -> list[tuple[list[int], list[list[int]]]]:
+    """Query rows of one request, and the tiles of what they see. In a table with shared prefixes a request has one."""
+    num_words = shape.max_tiles * shape.tile_words
+    used = [tile for tile in tiles[:num_words].view(-1, shape.tile_words).tolist() if tile[TileField.FIRST_ROW] >= 0]
+    listed = tiles[num_words:].view(-1, ROW_WORDS)[:, RowField.ROW].tolist()
+    found: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
+    for tile in used:
+        places = range(tile[TileField.FIRST_ROW], tile[TileField.FIRST_ROW] + tile[TileField.NUM_ROWS])
+        if shape.shares_prefixes:
+            for place in places:
+                found[(listed[place],)].append(tile)
+        else:
+            found[tuple(places)].append(tile)
+    return [([*rows], splits) for rows, splits in found.items()]
 
 
 def _cells(pages: Tensor, first_page: int, num_tokens: int, page_size: int) -> Tensor:

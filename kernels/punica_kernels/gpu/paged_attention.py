@@ -2,6 +2,10 @@
 
 One program takes one work tile: BLOCK_M rows (query rows times the query heads that share one kv head) and one split of
 their context. The program of a split context that ends last merges the splits, always in the same order.
+
+In a table with shared prefixes (SHARES_PREFIXES) the rows of a tile are places in the table's list of rows, each the
+only row of its request. The program of a block that ends last, whether over the prefix or over one row's own context,
+merges all rows of the block, each row's splits in the order of its context.
 `punica_kernels.paged_attention` checks the arguments and documents the shapes.
 """
 
@@ -11,13 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, AttentionWorkspace
+from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.gpu.attention_config import block_d, hopper_config, is_for_hopper, triton_config
 from punica_kernels.gpu.attention_constants import (
+    BLOCK_FIRST_ROW,
+    BLOCK_NUM_ROWS,
     FIRST_PAGE,
     FIRST_ROW,
     FIRST_SPLIT,
     LAST_VISIBLE,
+    LIST_STRIDE,
+    LISTED_ROW,
+    LISTED_SPLITS,
     MIN_SCORE,
     NUM_ROWS,
     NUM_SPLITS,
@@ -52,7 +61,7 @@ def paged_attention(
     )
     row_strides = (*out.stride()[:2], *q.stride()[:2])
     sizes = {
-        "TILE_WORDS": TILE_WORDS,
+        "TILE_WORDS": shape.tile_words,
         "HEAD_DIM": head_dim,
         "PAGE_SIZE": page_size,
         "KV_HEADS": shape.kv_heads,
@@ -80,6 +89,7 @@ def paged_attention(
         **sizes,
         BLOCK_D=block_d(head_dim),
         LIVE_M=shape.live_m,
+        SHARES_PREFIXES=shape.shares_prefixes,
         **blocks,
     )
 
@@ -121,11 +131,13 @@ def _paged_attention(
     LIVE_M: tl.constexpr,
     WINDOW: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
+    SHARES_PREFIXES: tl.constexpr,
     PDL_TRIGGER: tl.constexpr,
     PDL_WAIT: tl.constexpr,
 ):
     """One program per kv head and work tile. Scores are to base 2; a WINDOW of 0 hides nothing."""
     kv_head = tl.program_id(0)
+    row_list = tiles + tl.num_programs(1) * TILE_WORDS if SHARES_PREFIXES else tiles
     tiles += tl.program_id(1) * TILE_WORDS
     first_row = tl.load(tiles + FIRST_ROW)
     if first_row < 0:
@@ -140,6 +152,12 @@ def _paged_attention(
     split = tl.load(tiles + SPLIT)
     first_split = tl.load(tiles + FIRST_SPLIT)
     num_splits = tl.load(tiles + NUM_SPLITS)
+    if SHARES_PREFIXES:
+        block_first_row = tl.load(tiles + BLOCK_FIRST_ROW)
+        block_num_rows = tl.load(tiles + BLOCK_NUM_ROWS)
+        place_in_list = first_row + tl.arange(0, BLOCK_M) // BLOCK_GROUP
+        is_listed = place_in_list < first_row + num_rows
+        listed_row = tl.load(row_list + place_in_list * LIST_STRIDE + LISTED_ROW, mask=is_listed, other=0)
 
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
@@ -154,19 +172,70 @@ def _paged_attention(
     member = offs_m % BLOCK_GROUP
     is_row = (query < num_rows) & (member < GROUP)
     q_mask = is_row[:, None] & (offs_d < HEAD_DIM)
-    row = (first_row + query).to(tl.int64)[:, None]
+    row = (listed_row if SHARES_PREFIXES else first_row + query).to(tl.int64)[:, None]
     head = (kv_head * GROUP + member)[:, None]
     queries = tl.load(q + row * q_row_stride + head * q_head_stride + offs_d, mask=q_mask, other=0.0)
-    # Unused rows see what the last one sees: something, so that nothing is divided by zero.
-    last_visible = first_row_last_visible + tl.minimum(query, num_rows - 1)
-    m_i = tl.full((BLOCK_M,), MIN_SCORE, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    sums = (m_i, l_i, acc)
+    if SHARES_PREFIXES:
+        # Rows of several requests see all of their prefix.
+        last_visible = first_row_last_visible + tl.zeros_like(query)
+    else:
+        # Unused rows see what the last one sees: something, so that nothing is divided by zero.
+        last_visible = first_row_last_visible + tl.minimum(query, num_rows - 1)
     cache = (keys, values, pages, num_tokens)
     strides = (key_page_stride, key_slot_stride, value_page_stride, value_slot_stride)
     scoring = (queries, last_visible, scale, log2_soft_cap)
     sizes: tl.constexpr = (HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, STAGES, WINDOW)
+    m_i, l_i, acc = _attend_to_all(cache, strides, scoring, first_row_last_visible, num_rows, sizes, BLOCK_M)
+
+    if num_splits == 1:
+        result = (acc / l_i[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row * out_row_stride + head * out_head_stride + offs_d, result, mask=q_mask)
+    else:
+        place = (split * KV_HEADS + kv_head) * BLOCK_M + offs_m
+        if SHARES_PREFIXES:
+            place += (first_row - block_first_row) * BLOCK_GROUP
+        tl.store(split_acc + place[:, None] * HEAD_DIM + offs_d, acc, mask=q_mask)
+        tl.store(split_m + place, m_i, mask=is_row)
+        tl.store(split_l + place, l_i, mask=is_row)
+        # All threads must have written before the count says so.
+        tl.debug_barrier()
+        count = counts + first_split * KV_HEADS + kv_head
+        if tl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
+            tl.store(count, 0)
+            rows = out if SHARES_PREFIXES else out + first_row.to(tl.int64) * out_row_stride
+            _merge_splits(
+                rows + kv_head * GROUP * out_head_stride,
+                row_list + block_first_row * LIST_STRIDE if SHARES_PREFIXES else row_list,
+                (split_acc, split_m, split_l),
+                (first_split * KV_HEADS + kv_head) * BLOCK_M,
+                num_splits,
+                block_num_rows if SHARES_PREFIXES else num_rows,
+                out_row_stride,
+                out_head_stride,
+                KV_HEADS * BLOCK_M,
+                HEAD_DIM,
+                GROUP,
+                BLOCK_GROUP,
+                LIVE_M,
+                BLOCK_D,
+                MERGED_SPLITS,
+                SHARES_PREFIXES,
+            )
+
+
+@triton.jit
+def _attend_to_all(
+    cache, strides, scoring, first_row_last_visible, num_rows, sizes: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """m, l and acc of the rows over all tokens that they see."""
+    BLOCK_N: tl.constexpr = sizes[2]
+    BLOCK_D: tl.constexpr = sizes[3]
+    WINDOW: tl.constexpr = sizes[5]
+    num_tokens = cache[3]
+    m_i = tl.full((BLOCK_M,), MIN_SCORE, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    sums = (m_i, l_i, acc)
     # All rows see all tokens from `first_full` to `end_full`, in whole blocks. Programs of few rows walk once: they
     # would wait for memory at the begin of each walk.
     first_full = 0
@@ -179,39 +248,7 @@ def _paged_attention(
         num_seen_by_all = tl.minimum(first_row_last_visible + 1, num_tokens)
         end_full = tl.maximum(num_seen_by_all // BLOCK_N * BLOCK_N, first_full)
         sums = _attend(first_full, end_full, sums, cache, strides, scoring, sizes, False)
-    m_i, l_i, acc = _attend(end_full, num_tokens, sums, cache, strides, scoring, sizes, True)
-
-    if num_splits == 1:
-        result = (acc / l_i[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row * out_row_stride + head * out_head_stride + offs_d, result, mask=q_mask)
-    else:
-        place = (split * KV_HEADS + kv_head) * BLOCK_M + offs_m
-        tl.store(split_acc + place[:, None] * HEAD_DIM + offs_d, acc, mask=q_mask)
-        tl.store(split_m + place, m_i, mask=is_row)
-        tl.store(split_l + place, l_i, mask=is_row)
-        # All threads must have written before the count says so.
-        tl.debug_barrier()
-        count = counts + first_split * KV_HEADS + kv_head
-        if tl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
-            tl.store(count, 0)
-            _merge_splits(
-                out + first_row.to(tl.int64) * out_row_stride + kv_head * GROUP * out_head_stride,
-                split_acc,
-                split_m,
-                split_l,
-                (first_split * KV_HEADS + kv_head) * BLOCK_M,
-                num_splits,
-                num_rows,
-                out_row_stride,
-                out_head_stride,
-                KV_HEADS * BLOCK_M,
-                HEAD_DIM,
-                GROUP,
-                BLOCK_GROUP,
-                LIVE_M,
-                BLOCK_D,
-                MERGED_SPLITS,
-            )
+    return _attend(end_full, num_tokens, sums, cache, strides, scoring, sizes, True)
 
 
 @triton.jit
@@ -278,9 +315,8 @@ def _load_rows(rows, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
 @triton.jit
 def _merge_splits(
     out,
-    split_acc,
-    split_m,
-    split_l,
+    row_list,
+    splits,
     first_place,
     num_splits,
     num_rows,
@@ -293,27 +329,39 @@ def _merge_splits(
     LIVE_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
+    SHARES_PREFIXES: tl.constexpr,
 ):
-    """The rows of `out` from their splits, MERGED_SPLITS at a time."""
+    """The rows of `out` from their splits, MERGED_SPLITS at a time. Listed rows may lie anywhere, and each has its own
+    number of splits.
+    """
+    split_acc, split_m, split_l = splits
     offs_m = tl.arange(0, LIVE_M)
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     query = offs_m // BLOCK_GROUP
     member = offs_m % BLOCK_GROUP
     is_row = (query < num_rows) & (member < GROUP)
     mask = is_row[:, None] & (offs_d < HEAD_DIM)
+    if SHARES_PREFIXES:
+        row = tl.load(row_list + query * LIST_STRIDE + LISTED_ROW, mask=is_row, other=0).to(tl.int64)
+        row_splits = tl.load(row_list + query * LIST_STRIDE + LISTED_SPLITS, mask=is_row, other=0)
+        num_splits = tl.max(row_splits)
+    else:
+        row = query
+        row_splits = num_splits
     m_i = tl.full((LIVE_M,), MIN_SCORE, dtype=tl.float32)
     l_i = tl.where(is_row, 0.0, 1.0)
     acc = tl.zeros((LIVE_M, BLOCK_D), dtype=tl.float32)
     for start in range(0, num_splits, MERGED_SPLITS):
         for number in tl.static_range(MERGED_SPLITS):
             split = start + number
-            is_split = split < num_splits
+            is_split = split < row_splits
             place = first_place + split * SPLIT_STRIDE + offs_m
             # From the L2 cache, where other multiprocessors have written them.
             m_split = tl.load(split_m + place, mask=is_row & is_split, other=MIN_SCORE, cache_modifier=".cg")
             l_split = tl.load(split_l + place, mask=is_row & is_split, other=0.0, cache_modifier=".cg")
             cells = split_acc + place[:, None] * HEAD_DIM + offs_d
-            acc_split = tl.load(cells, mask=mask & is_split, other=0.0, cache_modifier=".cg")
+            is_cell = mask & (is_split[:, None] if SHARES_PREFIXES else is_split)
+            acc_split = tl.load(cells, mask=is_cell, other=0.0, cache_modifier=".cg")
             m_new = tl.maximum(m_i, m_split)
             alpha = tl.exp2(m_i - m_new)
             beta = tl.exp2(m_split - m_new)
@@ -321,5 +369,5 @@ def _merge_splits(
             acc = acc * alpha[:, None] + acc_split * beta[:, None]
             m_i = m_new
     result = (acc / l_i[:, None]).to(out.dtype.element_ty)
-    rows = out + query * out_row_stride + member * out_head_stride
+    rows = out + row * out_row_stride + member * out_head_stride
     tl.store(rows[:, None] + offs_d, result, mask=mask)
