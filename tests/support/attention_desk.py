@@ -11,7 +11,12 @@ from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
-from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_attention import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attention_sections,
+    make_attentions,
+)
 from punica_serve.engine.cuda.graph_runner import PlannedAttention
 from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
 from punica_serve.paging.page_rule import first_kept_page
@@ -45,9 +50,9 @@ class AttentionDesk:
         self.cache.pool.fill_(torch.nan)
         self._free: Iterator[int] = iter(torch.randperm(NUM_PAGES).tolist())
 
-    def attention(self, bucket: BatchBucket, flashinfer_from: int | None = None) -> "StagedAttention":
-        buffer = StepInputBuffer(attention_sections(self.cache, self.model, bucket), self.device)
-        attentions = make_attentions(self.cache, self.model, {bucket: buffer}, flashinfer_from)
+    def attention(self, bucket: BatchBucket, options: AttentionOptions = DEFAULT_OPTIONS) -> "StagedAttention":
+        buffer = StepInputBuffer(attention_sections(self.cache, self.model, bucket, options), self.device)
+        attentions = make_attentions(self.cache, self.model, {bucket: buffer}, options)
         return StagedAttention(attentions[bucket], buffer)
 
     def sequence(self, length: int, num_cached: int) -> Sequence:
@@ -63,6 +68,14 @@ class AttentionDesk:
             pool[pages, layer, 0, offsets], pool[pages, layer, 1, offsets] = fresh
         pool[sequence.pages[: self._num_given_back(num_cached)]] = torch.nan
         return sequence
+
+    def sharing(self, lengths: list[int], num_pages: int) -> list[Sequence]:
+        """Sequences that decode behind the same first pages, those of the first one."""
+        first, *others = sequences = [self.sequence(length, length - 1) for length in lengths]
+        for sequence in others:
+            self.cache.pool[sequence.pages[:num_pages]] = torch.nan
+            sequence.pages[:num_pages] = first.pages[:num_pages]
+        return sequences
 
     def _num_given_back(self, num_cached: int) -> int:
         return first_kept_page(num_cached, PAGE_SIZE, self.cache.window)

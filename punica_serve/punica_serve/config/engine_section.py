@@ -94,6 +94,9 @@ class EngineConfig(ConfigModel):
     #: Who shares such pages. tenant: the requests of one tenant. cluster: those of all, so the time to a first token
     #: tells what others have asked.
     prefix_scope: PrefixScope = "tenant"
+    #: Decodes on a GPU that share cached pages read them once for all, not once each. It takes `prefix_caching`. Not
+    #: measured on a GPU yet.
+    shared_prefix_attention: Flag = False
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
     #: layer. wait: when all of it is there. cpu_assist: as layerwise, but while nobody decodes, CPU processes compute
     #: what it adds until its layers are there. auto: layerwise or cpu_assist, whichever is faster as foreseen.
@@ -128,6 +131,11 @@ class EngineConfig(ConfigModel):
     def uses_cpu_assist(self) -> bool:
         """Whether CPU processes may help."""
         return self.cold_start in ("cpu_assist", "auto")
+
+    @property
+    def reads_prefixes_once(self) -> bool:
+        """Whether decodes that share cached pages read them once for all."""
+        return self.prefix_caching and self.shared_prefix_attention
 
     @property
     def served_name(self) -> str:

@@ -40,6 +40,7 @@ def make_runner(
     if device.type != "cuda":
         return _measured(CpuRunner(*parts), assist)
     from punica_serve.engine.cuda.attention_backend import flashinfer_rows
+    from punica_serve.engine.cuda.cuda_attention import AttentionOptions
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 
     buckets = BatchBuckets(
@@ -54,7 +55,9 @@ def make_runner(
             buckets,
             use_graphs=config.cuda_graphs,
             by_layer=config.starts_by_layer,
-            flashinfer_from=flashinfer_rows(config, model.config, cache.pool.dtype, device, opened),
+            attention=AttentionOptions(
+                flashinfer_rows(config, model.config, cache.pool.dtype, device, opened), config.reads_prefixes_once
+            ),
             assist=assist,
         )
         return _measured(runner, assist)

@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 SYSTEM = tuple(range(1, 42))
 
 
-def _groups(refs: Sequence[AdapterRef | None], size: int = 6) -> list[Request]:
+def _groups(refs: Sequence[AdapterRef | None], size: int = 6, system: tuple[int, ...] = SYSTEM) -> list[Request]:
     """Groups of requests with one adapter and one long prefix."""
     return [
         Request(
             f"{group}-{member}",
             group * size + member,
-            (90 - group, *SYSTEM, *range(50, 50 + member)),
+            (90 - group, *system, *range(50, 50 + member)),
             SamplingParams(max_tokens=6 + member, ignore_eos=True, seed=member),
             ref,
         )
@@ -46,6 +46,21 @@ def test_tokens_are_those_of_no_caching(
     assert tokens_of(caching, _groups(refs), steps_apart=steps_apart) == expected, "all prefixes are known by now"
     num_queries, num_hits = caching.prefix_tokens
     assert num_hits > 0.7 * num_queries
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_tokens_are_the_same_where_decodes_read_shared_pages_once(
+    make_engine: MakeEngine, refs: list[AdapterRef | None], cuda_graphs: bool
+) -> None:
+    """Prefixes of 200 tokens, since shorter ones than 128 are read by each."""
+    settings = {"device": "cuda", "max_batch_size": 16, "prefill_budget_tokens": 64, "cuda_graphs": cuda_graphs}
+    requests = _groups(refs, size=5, system=SYSTEM * 5)
+    expected = tokens_of(make_engine(**settings), requests)
+    sharing = make_engine(prefix_caching=True, shared_prefix_attention=True, **settings)
+    for _ in range(2):
+        assert tokens_of(sharing, requests) == expected
+    pages = make_engine(prefix_caching=True, shared_prefix_attention=True, num_kv_pages=70, **settings)
+    assert tokens_of(pages, requests) == expected, "requests are preempted, leave their groups and come back"
 
 
 def test_pages_are_evicted_and_requests_preempted_while_they_share(

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.paged_attention import paged_attention
+from punica_kernels.shared_prefixes import find_prefix_groups
 from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.bars import draw_bars
 from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
@@ -50,6 +51,17 @@ class Case(NamedTuple):
     num_new: int = 1
     #: Query heads that share one head of keys and values.
     group: int = 1
+    #: Tokens that requests have in common, and how many requests each time.
+    prefix: int = 0
+    sharers: int = 1
+    #: They are read once, as with `engine.shared_prefix_attention`.
+    reads_once: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Different tokens of all requests."""
+        num_requests = len(self.contexts)
+        return sum(self.contexts) - self.prefix * (num_requests - num_requests // self.sharers)
 
     def flop(self, num_heads: int) -> int:
         """Operations of both products, for the positions that causal rows attend to."""
@@ -59,13 +71,13 @@ class Case(NamedTuple):
     def num_bytes(self, num_heads: int, itemsize: int) -> int:
         """Bytes of keys, values and queries read, and results written."""
         num_rows = len(self.contexts) * self.num_new
-        return 2 * (sum(self.contexts) // self.group + num_rows) * num_heads * HEAD_DIM * itemsize
+        return 2 * (self.num_tokens // self.group + num_rows) * num_heads * HEAD_DIM * itemsize
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Batches of decodes, one with contexts as uneven as the workload's, and long ones alone; whole prompts; chunks of
-    long ones, and their few last tokens.
+    """Batches of decodes, one with contexts as uneven as the workload's, long ones alone, and some with prefixes, read
+    by each or once; whole prompts; chunks of long ones, and their few last tokens.
     """
     halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
     return (
@@ -73,6 +85,18 @@ def all_cases() -> tuple[Case, ...]:
         *(Case(f"{count} of {context}", (context,) * count) for count, context in ((1, 2048), (8, 1024), (64, 256))),
         Case("32 of 1024, grouped", (1024,) * 32, group=4),
         *(Case(f"1 of {context}, grouped", (context,), group=4) for context in (8192, 32768)),
+        *(
+            Case(
+                f"32 of 1210, 8 share 1000{', grouped' * (group > 1)}{', read once' * reads_once}",
+                (1210,) * 32,
+                group=group,
+                prefix=1000 // PAGE_SIZE * PAGE_SIZE,
+                sharers=8,
+                reads_once=reads_once,
+            )
+            for group in (1, 4)
+            for reads_once in (False, True)
+        ),
         *(
             Case(f"{new} new of {context}", (context,), new)
             for new in (128, 512, 2048)
@@ -100,18 +124,34 @@ class AttentionTensors:
             num_pages, bench.settings.num_layers, 2, PAGE_SIZE, kv_heads, HEAD_DIM, dtype=dtype, device=device
         )
         #: int32, one request's after the other's.
-        self.pages = torch.randperm(num_pages).to(device, torch.int32)
+        pages = self._share(torch.randperm(num_pages, dtype=torch.int32))
+        self.pages = pages.to(device)
         num_requests = len(case.contexts)
         self.q = torch.randn(num_requests * case.num_new, heads, HEAD_DIM, dtype=dtype, device=device)
         self.out = torch.empty_like(self.q)
         self._shape = AttentionShape.of(
-            num_requests, case.num_new, heads=heads, kv_heads=kv_heads, dtype=dtype, device=device
+            num_requests,
+            case.num_new,
+            heads=heads,
+            kv_heads=kv_heads,
+            dtype=dtype,
+            device=device,
+            shares_prefixes=case.reads_once,
         )
         self._workspace = AttentionWorkspace.of([self._shape], HEAD_DIM, device)
         words = np.empty(self._shape.num_words, dtype=np.int32)
         starts = range(0, len(self.q) + 1, case.num_new)
-        self._shape.fill(words, case.contexts, starts, self._page_starts, PAGE_SIZE)
+        groups = find_prefix_groups(pages.numpy(), self._page_starts, case.contexts, PAGE_SIZE)
+        self._shape.fill(words, case.contexts, starts, self._page_starts, PAGE_SIZE, groups)
         self._tiles = torch.from_numpy(words).to(device)
+
+    def _share(self, pages: Tensor) -> Tensor:
+        """Requests begin with the pages of the first one that shares their prefix."""
+        num_shared, sharers = self.case.prefix // PAGE_SIZE, self.case.sharers
+        for request, start in enumerate(self._page_starts[:-1]):
+            first = self._page_starts[request // sharers * sharers]
+            pages[start : start + num_shared] = pages[first : first + num_shared].clone()
+        return pages
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values, [pages, page_size, kv_heads, head_dim]: strided views, as in the engine."""

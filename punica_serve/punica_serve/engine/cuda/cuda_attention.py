@@ -7,6 +7,7 @@ each replay. Nothing here makes the host wait for the device.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.members import Indices
 from punica_kernels.paged_attention import paged_attention
+from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups, find_prefix_groups
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -30,6 +32,18 @@ _TILES: tuple[tuple[Section, Section], ...] = (
     ("decode_tiles", "prefill_tiles"),
     ("second_decode_tiles", "second_prefill_tiles"),
 )
+
+
+class AttentionOptions(NamedTuple):
+    """Which kernels serve which rows."""
+
+    #: The fewest prefill rows of a bucket that FlashInfer serves; None: it serves none.
+    flashinfer_from: int | None = None
+    #: Decodes whose page tables begin with the same pages read those once.
+    shares_prefixes: bool = False
+
+
+DEFAULT_OPTIONS = AttentionOptions()
 
 
 class CudaAttention:
@@ -54,13 +68,14 @@ class CudaAttention:
         self._decodes: dict[int | None, _Rows] = {}
         self._prefill: dict[int | None, _Rows | FlashInferRows] = {}
         for window, (decode_tiles, prefill_tiles) in zip(spec.windows, _TILES, strict=False):
-            decodes, prefill = attention_shapes(cache, model, bucket, window)
+            decodes, prefill = attention_shapes(cache, model, bucket, window, memory.options)
             if decodes:
                 self._decodes[window] = _Rows(decodes, buffer, decode_tiles, memory.decodes, spec)
             if prefill:
                 self._prefill[window] = _Rows(prefill, buffer, prefill_tiles, memory.prefill, spec)
         if memory.flashinfer and memory.serves_by_flashinfer(bucket):
             self._prefill = _flashinfer_rows(cache, model, bucket, buffer, memory.flashinfer)
+        self._shares_prefixes = memory.options.shares_prefixes
         self._side = memory.side if self._decodes and self._prefill else None
 
     def plan(self, step: StepPlan) -> None:
@@ -69,10 +84,16 @@ class CudaAttention:
         runs = (pages.decodes, pages.prefill)
         self._buffer.write("slot_mapping", pages.slot_mapping)
         self._buffer.write("kv_pages", np.concatenate([run.indices for run in runs]))
+        groups = self._prefix_groups(pages.decodes)
         for decodes in self._decodes.values():
-            decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size)
+            decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size, groups)
         for prefill in self._prefill.values():
             prefill.plan(pages.prefill, pages.prefill_rows, len(pages.decodes.indices), self._cache.page_size)
+
+    def _prefix_groups(self, decodes: PageRuns) -> PrefixGroups:
+        if not self._shares_prefixes:
+            return NO_GROUPS
+        return find_prefix_groups(decodes.indices, decodes.starts, decodes.lengths, self._cache.page_size)
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
@@ -101,13 +122,12 @@ class AttentionMemory:
     """The memory that the buckets of one engine share: they run one after the other."""
 
     def __init__(
-        self, cache: KvCache, model: ModelConfig, buckets: Sequence[BatchBucket], flashinfer_from: int | None = None
+        self, cache: KvCache, model: ModelConfig, buckets: Sequence[BatchBucket], options: AttentionOptions
     ) -> None:
-        """``flashinfer_from``: the fewest prefill rows of a bucket that FlashInfer serves; None: it serves none."""
         pool = cache.pool
-        self._flashinfer_from = flashinfer_from
+        self.options = options
         windows = model.spec.windows
-        shapes = (attention_shapes(cache, model, bucket, window) for bucket in buckets for window in windows)
+        shapes = (attention_shapes(cache, model, bucket, window, options) for bucket in buckets for window in windows)
         decodes, prefills = zip(*shapes, strict=True)
         max_rows = max(bucket.num_rows for bucket in buckets)
         #: [rows, heads, head_dim] of the newest layer.
@@ -124,7 +144,7 @@ class AttentionMemory:
 
     def serves_by_flashinfer(self, bucket: BatchBucket) -> bool:
         """Whether FlashInfer serves the prefill rows of that bucket."""
-        first = self._flashinfer_from
+        first = self.options.flashinfer_from
         return first is not None and bucket.num_prefill_rows >= first
 
 
@@ -144,11 +164,17 @@ class _Rows:
         self._scores = (spec.attention_scale, spec.attention_soft_cap)
         self._buffer, self._name = buffer, name
 
-    def plan(self, runs: PageRuns, query_starts: Indices, first_page: int, page_size: int) -> None:
+    def plan(
+        self,
+        runs: PageRuns,
+        query_starts: Indices,
+        first_page: int,
+        page_size: int,
+        groups: PrefixGroups = NO_GROUPS,
+    ) -> None:
         """``first_page``: the index of these requests' first page among the step's."""
-        self._shape.fill(
-            self._buffer.array(self._name), runs.lengths, query_starts, runs.starts + first_page, page_size
-        )
+        words, page_starts = self._buffer.array(self._name), runs.starts + first_page
+        self._shape.fill(words, runs.lengths, query_starts, page_starts, page_size, groups)
 
     def run(self, out: Tensor, q: Tensor, keys: Tensor, values: Tensor, *, pdl: bool) -> None:
         """Queues the launch."""
@@ -156,7 +182,9 @@ class _Rows:
         paged_attention(out, q, keys, values, *tables, *self._scores, pdl=pdl)
 
 
-def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) -> dict[Section, int]:
+def attention_sections(
+    cache: KvCache, model: ModelConfig, bucket: BatchBucket, options: AttentionOptions = DEFAULT_OPTIONS
+) -> dict[Section, int]:
     """The words of attention's sections. They must be the last ones, since the pages are copied only in part.
 
     A step names at most the pages of its requests' longest contexts, and no more than the cache has, where none is
@@ -164,7 +192,7 @@ def attention_sections(cache: KvCache, model: ModelConfig, bucket: BatchBucket) 
     """
     tiles: dict[Section, int] = {}
     for window, sections in zip(model.spec.windows, _TILES, strict=False):
-        for name, shape in zip(sections, attention_shapes(cache, model, bucket, window), strict=True):
+        for name, shape in zip(sections, attention_shapes(cache, model, bucket, window, options), strict=True):
             tiles[name] = shape.num_words if shape else 0
     num_requests = bucket.num_decode_rows + bucket.num_prefills
     return {
@@ -188,18 +216,22 @@ def make_attentions(
     cache: KvCache,
     model: ModelConfig,
     buffers: Mapping[BatchBucket, StepInputBuffer],
-    flashinfer_from: int | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> dict[BatchBucket, CudaAttention]:
     """One attention for each bucket of an engine. They share memory and must run one after the other.
 
-    ``flashinfer_from``: the fewest prefill rows of a bucket that FlashInfer serves; None: it serves none.
+    ``buffers``: with the sections that attention has with these options.
     """
-    memory = AttentionMemory(cache, model, tuple(buffers), flashinfer_from)
+    memory = AttentionMemory(cache, model, tuple(buffers), options)
     return {bucket: CudaAttention(cache, model, bucket, own, memory) for bucket, own in buffers.items()}
 
 
 def attention_shapes(
-    cache: KvCache, model: ModelConfig, bucket: BatchBucket, window: int | None = None
+    cache: KvCache,
+    model: ModelConfig,
+    bucket: BatchBucket,
+    window: int | None = None,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> tuple[AttentionShape | None, AttentionShape | None]:
     """The shapes of the decodes and of the prefill in layers with that window; None if the bucket has no rows."""
 
@@ -213,6 +245,7 @@ def attention_shapes(
             dtype=cache.pool.dtype,
             device=cache.pool.device,
             window=window,
+            shares_prefixes=options.shares_prefixes,
         )
 
     return (

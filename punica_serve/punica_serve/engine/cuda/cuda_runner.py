@@ -25,7 +25,12 @@ from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
-from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_attention import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attention_sections,
+    make_attentions,
+)
 from punica_serve.engine.cuda.cuda_exchange import CudaExchange
 from punica_serve.engine.cuda.cuda_lora import CudaLora
 from punica_serve.engine.cuda.graph_runner import GraphRunner
@@ -78,12 +83,11 @@ class CudaRunner:
         *,
         use_graphs: bool,
         by_layer: bool,
-        flashinfer_from: int | None = None,
+        attention: AttentionOptions = DEFAULT_OPTIONS,
         assist: CpuAssist | None = None,
     ) -> None:
-        """``by_layer``: prefills wait for the layers of an adapter that is still arriving. ``flashinfer_from``: the
-        fewest prefill rows of a bucket that FlashInfer serves; None: it serves none. ``assist``: CPU processes may
-        compute what missing layers add.
+        """``by_layer``: prefills wait for the layers of an adapter that is still arriving. ``assist``: CPU processes
+        may compute what missing layers add.
         """
         self._sampler = sampler
         self._pages_of = pages_of
@@ -107,7 +111,7 @@ class CudaRunner:
             sampler.sampled_ids,
             buckets,
             self._gates,
-            flashinfer_from,
+            attention,
             self._exchange,
             alone,
             collectives,
@@ -182,7 +186,7 @@ def _make_runners(
     sampled_ids: Tensor,
     buckets: BatchBuckets,
     gates: LayerGates | None,
-    flashinfer_from: int | None,
+    options: AttentionOptions,
     exchange: CudaExchange | None,
     alone: Series[BatchBucket],
     collectives: Collectives,
@@ -191,17 +195,18 @@ def _make_runners(
     device = cache.pool.device
     side = torch.cuda.Stream(device, priority=_LOW_PRIORITY)
     tables = {bucket: table_shapes(bucket, lora_pool.limits) for bucket in buckets.all}
-    check_launches(cache, model.config, {bucket: shapes[LoraKind.USUAL]["qkv"] for bucket, shapes in tables.items()})
+    qkv_tables = {bucket: shapes[LoraKind.USUAL]["qkv"] for bucket, shapes in tables.items()}
+    check_launches(cache, model.config, qkv_tables, options)
     numels = (_workspace_numel(lora_pool, groups) for kinds in tables.values() for groups in kinds.values())
     workspace = torch.empty(max(numels), device=device)
     buffers = {
         bucket: StepInputBuffer(
-            StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket), device
+            StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket, options), device
         )
         for bucket, shapes in tables.items()
     }
     runners: dict[tuple[BatchBucket, _Kind], GraphRunner] = {}
-    for bucket, attention in make_attentions(cache, model.config, buffers, flashinfer_from).items():
+    for bucket, attention in make_attentions(cache, model.config, buffers, options).items():
         inputs = StepInputs(bucket, tables[bucket], buffers[bucket])
         for kind in reversed(lora_pool.limits.kinds):
             lora = CudaLora(

@@ -7,15 +7,20 @@ from punica_kernels.lora_table import LoraTableShape
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
-from punica_serve.engine.cuda.cuda_attention import attention_shapes
+from punica_serve.engine.cuda.cuda_attention import DEFAULT_OPTIONS, AttentionOptions, attention_shapes
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted
 
 
-def check_launches(cache: KvCache, model: ModelConfig, tables: Mapping[BatchBucket, LoraTableShape]) -> None:
+def check_launches(
+    cache: KvCache,
+    model: ModelConfig,
+    tables: Mapping[BatchBucket, LoraTableShape],
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> None:
     """Raises ConfigError about the setting that makes a step too large. ``tables``: the LoRA table of each bucket."""
     for bucket, table in tables.items():
-        decodes, prefill = attention_shapes(cache, model, bucket)
+        decodes, prefill = attention_shapes(cache, model, bucket, options=options)
         if decodes:
             rows = counted(bucket.num_decode_rows, "request")
             _check("engine.max_batch_size", rows, decodes.max_tiles)

@@ -30,6 +30,14 @@ def test_operations_are_those_of_causal_rows() -> None:
     assert Case("", (5, 7), group=2).num_bytes(num_heads=2, itemsize=2) == 2 * ((5 + 7) * 1 + 2 * 2) * 128 * 2
 
 
+def test_a_prefix_counts_once_however_it_is_read() -> None:
+    # Two groups of two requests share 32 tokens each.
+    case = Case("", (40, 50, 60, 70), prefix=32, sharers=2)
+    assert case.num_bytes(num_heads=2, itemsize=2) == 2 * (40 + 18 + 60 + 38 + 4) * 2 * 128 * 2
+    assert case._replace(reads_once=True).num_bytes(2, 2) == case.num_bytes(2, 2)
+    assert case.flop(num_heads=2) == 4 * 2 * 128 * (40 + 50 + 60 + 70)
+
+
 def test_the_reference_is_causal_attention_over_scattered_pages(bench: KernelBench) -> None:
     tensors = AttentionTensors(bench, Case("", (20, 37), 5))
     k, v = (pool[tensors.pages[2:].long()].reshape(-1, 2, 128)[:37].double() for pool in tensors.layer(1))
@@ -41,12 +49,20 @@ def test_the_reference_is_causal_attention_over_scattered_pages(bench: KernelBen
 
 
 def test_it_measures_and_draws(bench: KernelBench, tmp_path: Path) -> None:
-    cases = (Case("prompt", (5,), 5), Case("chunks", (40, 3), 3), Case("decodes", (40, 3, 1), group=2))
+    cases = (
+        Case("prompt", (5,), 5),
+        Case("chunks", (40, 3), 3),
+        Case("decodes", (40, 3, 1), group=2),
+        Case("each", (150, 161, 170, 144), prefix=128, sharers=2),
+        Case("once", (150, 161, 170, 144), prefix=128, sharers=2, reads_once=True),
+    )
     table = paged_attention.measure(bench, cases)
     assert [(record["case"], record["requests"]) for record in table.records] == [
         ("prompt", 1),
         ("chunks", 2),
         ("decodes", 3),
+        ("each", 4),
+        ("once", 4),
     ]
     for record in table.records:
         assert record["us"] and float(record["error"] or 0) < 1e-5 and record["flashinfer_us"] is None

@@ -8,11 +8,18 @@ import torch
 
 from attention_desk import LAYERS, AttentionDesk, StagedAttention, attention_model
 from device_waits import waits_are_errors
+from punica_kernels.attention_tiles import TileField
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
-from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_attention import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attention_sections,
+    attention_shapes,
+    make_attentions,
+)
 from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
 from punica_serve.protocol import Request, SamplingParams
 
@@ -31,6 +38,8 @@ GPU_KINDS = [
 KINDS = [pytest.param(("cpu", torch.float32, 16), id="cpu"), *GPU_KINDS]
 
 Kind = tuple[str, torch.dtype, int]
+
+SHARING = AttentionOptions(shares_prefixes=True)
 
 
 def _random_lengths(count: int) -> list[int]:
@@ -101,11 +110,54 @@ def test_nothing_is_read_of_pages_that_were_given_back(kind: Kind, window: int) 
         desk.check(step, bucket, layer, q, attention.run(layer, q))
 
 
+def _sharing_decodes(desk: AttentionDesk) -> StepPlan:
+    """Two groups and two requests alone, none beside those it belongs to."""
+    one, other = desk.sharing([600, 481, 700, 1001], 30), desk.sharing([200, 150, 163], 9)
+    return StepPlan((), (one[0], other[0], *desk.sharing([17], 0), one[1], one[2], other[1], other[2], one[3]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+def test_decodes_that_share_pages_read_them_once_and_see_the_same(kind: Kind, kv_heads: int) -> None:
+    desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(0, 16)
+    step, q = _sharing_decodes(desk), desk.q(bucket)
+    for options in (SHARING, DEFAULT_OPTIONS):
+        attention = desk.attention(bucket, options)
+        _plan(attention, step)
+        for layer in range(LAYERS):
+            desk.check(step, bucket, layer, q, attention.run(layer, q))
+
+
+def test_shared_pages_are_in_one_tile_for_all_their_rows() -> None:
+    desk, bucket = AttentionDesk(8, "cpu", torch.float32, 16), BatchBucket(0, 16)
+    attention = desk.attention(bucket, SHARING)
+    attention.plan(_sharing_decodes(desk))
+    (shape, _) = attention_shapes(desk.cache, desk.model, bucket, options=SHARING)
+    assert shape is not None
+    tiles = attention.buffer.array("decode_tiles")[: shape.max_tiles * shape.tile_words].reshape(-1, shape.tile_words)
+    shared = tiles[tiles[:, TileField.NUM_ROWS] > 1]
+    assert shared[shared[:, TileField.NUM_ROWS] == 4][:, TileField.NUM_TOKENS].sum() == 30 * 16
+    assert shared[shared[:, TileField.NUM_ROWS] == 3][:, TileField.NUM_TOKENS].sum() == 9 * 16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [[604, 604, 604], [604, 610, 612]], ids=str)
+def test_a_group_whose_pages_were_given_back_shares_what_its_windows_hold(kind: Kind, lengths: list[int]) -> None:
+    desk, bucket = AttentionDesk(2, *kind, 300), BatchBucket(0, 4)
+    attention = desk.attention(bucket, SHARING)
+    step, q = StepPlan((), tuple(desk.sharing(lengths, 30))), desk.q(bucket)
+    _plan(attention, step)
+    desk.check(step, bucket, 0, q, attention.run(0, q))
+
+
 @pytest.mark.parametrize("kind", GPU_KINDS)
 @pytest.mark.parametrize("kv_heads", [8, 2])
-def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_heads: int) -> None:
+@pytest.mark.parametrize("options", [DEFAULT_OPTIONS, SHARING], ids=["default", "sharing"])
+def test_a_graph_captured_on_padding_replays_any_step_that_fits(
+    kind: Kind, kv_heads: int, options: AttentionOptions
+) -> None:
     desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(64, 8)
-    attention, q = desk.attention(bucket), desk.q(bucket)
+    attention, q = desk.attention(bucket, options), desk.q(bucket)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -115,9 +167,9 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_h
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             out = attention.run(1, q)
-    steps = [((0, 64), 8), ((0, 1), 0), ((300, 340), 3), (None, 5), ((930, 990), 7)]
-    for chunk, num_decodes in steps:
-        step = desk.step(chunk, _random_lengths(num_decodes))
+    sizes = [((0, 64), 8), ((0, 1), 0), ((300, 340), 3), (None, 5), ((930, 990), 7)]
+    steps = [desk.step(chunk, _random_lengths(num_decodes)) for chunk, num_decodes in sizes]
+    for step in [_sharing_decodes(desk), *steps, _sharing_decodes(desk)]:
         q.copy_(desk.q(bucket))
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -127,7 +179,7 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(kind: Kind, kv_h
         desk.check(step, bucket, 1, q, out)
         replayed = out.clone()
         attention.run(1, q)
-        rows = slice(bucket.num_prefill_rows, bucket.num_prefill_rows + num_decodes)
+        rows = slice(bucket.num_prefill_rows, bucket.num_prefill_rows + len(step.decodes))
         assert torch.equal(out[rows], replayed[rows])
 
 

@@ -8,6 +8,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cuda.attention_backend import fa3_modules
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.cuda_attention import AttentionOptions
 from punica_serve.engine.cuda.flashinfer_modules import compile_module, is_compiled, why_not
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -39,7 +40,7 @@ def _compile(model: ModelConfig) -> None:
 @pytest.mark.parametrize("chunk", [(0, 512), (0, 300), (600, 700), (999, 1000), (0, 1)], ids=str)
 def test_rows_attend_to_their_own_past(desk: AttentionDesk, chunk: tuple[int, int]) -> None:
     step = desk.step(chunk, [100, 1, 900])
-    attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
+    attention, q = desk.attention(BUCKET, AttentionOptions(flashinfer_from=1)), desk.q(BUCKET)
     attention.plan(step)
     for layer in range(2):
         desk.check(step, BUCKET, layer, q, attention.run(layer, q))
@@ -49,7 +50,7 @@ def test_rows_attend_to_their_own_past(desk: AttentionDesk, chunk: tuple[int, in
 def test_prefills_of_one_step_attend_to_their_own_past(desk: AttentionDesk, num_prefills: int) -> None:
     bucket = BatchBucket(512, 7, max_prefills=3)
     step = desk.step_of([(0, 37), (500, 570), (3, 4)][:num_prefills], [100, 1, 900])
-    attention, q = desk.attention(bucket, flashinfer_from=1), desk.q(bucket)
+    attention, q = desk.attention(bucket, AttentionOptions(flashinfer_from=1)), desk.q(bucket)
     attention.plan(step)
     for layer in range(2):
         desk.check(step, bucket, layer, q, attention.run(layer, q))
@@ -59,7 +60,7 @@ def test_nothing_is_read_of_pages_that_were_given_back() -> None:
     desk = AttentionDesk(2, "cuda", torch.bfloat16, 128, window=100)
     _compile(desk.model)
     step = desk.step((600, 700), [100, 1, 900])
-    attention, q = desk.attention(BUCKET, flashinfer_from=1), desk.q(BUCKET)
+    attention, q = desk.attention(BUCKET, AttentionOptions(flashinfer_from=1)), desk.q(BUCKET)
     attention.plan(step)
     for layer in range(2):
         desk.check(step, BUCKET, layer, q, attention.run(layer, q))
@@ -68,7 +69,7 @@ def test_nothing_is_read_of_pages_that_were_given_back() -> None:
 @pytest.mark.parametrize("max_prefills", [1, 3])
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(desk: AttentionDesk, max_prefills: int) -> None:
     bucket = BatchBucket(512, 31, max_prefills)
-    attention, q = desk.attention(bucket, flashinfer_from=1), desk.q(bucket)
+    attention, q = desk.attention(bucket, AttentionOptions(flashinfer_from=1)), desk.q(bucket)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

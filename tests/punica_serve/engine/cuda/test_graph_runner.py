@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from punica_kernels.attention_tiles import TileField
 from punica_kernels.lora_table import LoraTable
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine import device_runner
@@ -21,10 +22,16 @@ from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
-from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
+from punica_serve.engine.cuda.cuda_attention import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attention_sections,
+    attention_shapes,
+    make_attentions,
+)
 from punica_serve.engine.cuda.cuda_runner import logit_rows, table_shapes
 from punica_serve.engine.cuda.graph_runner import GraphRunner
-from punica_serve.engine.cuda.step_input_buffer import StepInputBuffer
+from punica_serve.engine.cuda.step_input_buffer import Int32s, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import PendingTokens, Sampler
@@ -94,10 +101,13 @@ class _PaddedRunner:
     """CudaRunner without a GPU."""
 
     buckets: BatchBuckets
+    options = DEFAULT_OPTIONS
 
     overlap_scheduling = True
     newest_end: torch.cuda.Event | None = None
     buckets_run: set[tuple[BatchBucket, LoraKind]]
+    #: Rows of the fullest tile of decodes in any step.
+    most_rows: int
 
     def __init__(
         self,
@@ -115,18 +125,23 @@ class _PaddedRunner:
         self._loras: dict[tuple[BatchBucket, LoraKind], _TableLora] = {}
         self._logit_rows: dict[Sequence, int] = {}
         self._runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
+        self._tiles: dict[BatchBucket, Int32s] = {}
         for bucket in self.buckets.all:
             shapes = table_shapes(bucket, lora_pool.limits)
-            sections = StepInputs.sections(bucket, shapes) | attention_sections(cache, model.config, bucket)
-            buffer = StepInputBuffer(sections, torch.device("cpu"))
-            attention = make_attentions(cache, model.config, {bucket: buffer})[bucket]
+            sections = attention_sections(cache, model.config, bucket, self.options)
+            buffer = StepInputBuffer(StepInputs.sections(bucket, shapes) | sections, torch.device("cpu"))
+            attention = make_attentions(cache, model.config, {bucket: buffer}, self.options)[bucket]
+            decodes, _ = attention_shapes(cache, model.config, bucket, options=self.options)
+            if decodes:
+                tiles = buffer.array("decode_tiles")[: decodes.max_tiles * decodes.tile_words]
+                self._tiles[bucket] = tiles.reshape(-1, decodes.tile_words)
             inputs = StepInputs(bucket, shapes, buffer)
             for kind in lora_pool.limits.kinds:
                 lora = self._loras[bucket, kind] = _TableLora(lora_pool, inputs.tables(kind))
                 self._runners[bucket, kind] = GraphRunner(
                     model, buffer, inputs, attention, lora, sampler.sampled_ids, kind=kind
                 )
-        type(self).buckets_run = set()
+        type(self).buckets_run, type(self).most_rows = set(), 0
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "_Launched":
@@ -136,6 +151,7 @@ class _PaddedRunner:
         arrival = arrival_for(plan, self._arrival_of)
         self._loras[bucket, kind].arrival = arrival if isinstance(arrival, CpuArrival) else None
         runner.stage(plan, self._logit_rows, self._pages_of)
+        type(self).most_rows = max(self.most_rows, self._tiles[bucket][:, TileField.NUM_ROWS].max())
         rows = logit_rows(plan, bucket)
         pending = self._sampler.launch(runner.run(), plan.sampled, [rows[sequence] for sequence in plan.sampled])
         self._logit_rows = rows
@@ -203,3 +219,33 @@ def test_padded_steps_say_what_plain_ones_say(
     kinds = {(bucket.num_prefill_rows > 0, kind) for bucket, kind in _PaddedRunner.buckets_run}
     kind = {"none": LoraKind.NONE, "high": LoraKind.WIDE, "vocabulary": LoraKind.WIDE}.get(adapters, LoraKind.USUAL)
     assert kinds >= {(True, kind), (False, kind)}
+
+
+@pytest.mark.parametrize("num_kv_pages", [400, 50])
+def test_tokens_are_the_same_where_decodes_read_shared_pages_once(
+    num_kv_pages: int,
+    make_engine: Callable[..., Engine],
+    make_adapter: Callable[..., AdapterRef],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests join their group and leave it one by one; with few pages they are preempted and come back."""
+    settings = {**SETTINGS, "max_batch_size": 8, "prefill_budget_tokens": 64}
+    prefixes = [tuple((7 * token + group) % 60 for token in range(150)) for group in range(2)]
+    requests = [
+        Request(
+            f"{number}",
+            number,
+            (*prefixes[number // 4], *range(number)),
+            SamplingParams(max_tokens=5 + 3 * number, ignore_eos=True, seed=number, temperature=float(number % 3 == 0)),
+            [make_adapter(rank=8, seed=1), None][number // 4],
+        )
+        for number in range(8)
+    ]
+    expected = _answers(make_engine(**settings), requests)
+    monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
+    monkeypatch.setattr(_PaddedRunner, "options", AttentionOptions(shares_prefixes=True))
+    _PaddedRunner.buckets = BatchBuckets(max_batch_size=8, prefill_budget_tokens=64)
+    engine = make_engine(**settings, prefix_caching=True, num_kv_pages=num_kv_pages)
+    for _ in range(2):
+        assert _answers(engine, requests) == expected
+    assert _PaddedRunner.most_rows == 4
