@@ -120,7 +120,7 @@ def test_a_config_without_arrivals_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--live", "http://127.0.0.1:1"], "no frontend answers at http"),
-        (["--live", "foo"], "'foo' is not a frontend"),
+        *((["--live", url], "' is not a frontend; give") for url in ("foo", "\udcff", "http://127.0.0.1:99999")),
         (["--live", "http://127.0.0.1:1", "--ablations"], "`--live` can't be combined with `--ablations`"),
         (["--live", "http://127.0.0.1:1", "--compare", "random"], "`--live` can't be combined with `--compare`"),
         (["--live", "http://127.0.0.1:1", "--check"], "`--live` can't be combined with `--check`"),

@@ -12,6 +12,8 @@ from punica_serve.links.https_client import client_context
 from punica_serve.numbers import counted
 
 _TIMEOUT_S = 10.0
+#: The largest port of TCP.
+_MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,9 @@ def cluster_client(url: str, key: str | None = None) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {key}"} if key else None
     try:
         base_url = httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, UnicodeEncodeError) as error:  # the shell's bytes may be no text
         raise _no_frontend(url) from error
-    if base_url.scheme not in {"http", "https"} or not base_url.host:
+    if base_url.scheme not in {"http", "https"} or not base_url.host or (base_url.port or 0) > _MAX_PORT:
         raise _no_frontend(url)
     verify = client_context()
     return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
