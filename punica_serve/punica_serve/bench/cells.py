@@ -7,6 +7,14 @@ from rich.progress import Progress, TaskID
 
 from punica_kernels.bench.timing import Call, graph_us
 from punica_serve.base_model.model_config import ModelDtype
+from punica_serve.errors import ConfigError
+
+
+def check_cpu_size(option: str, value: int, largest: int) -> None:
+    """Raises ConfigError for a size beyond the largest that ends on a CPU in good time."""
+    if value > largest:
+        message = f"`{option}` is {value}; on a CPU, which only checks the operators, it may be at most {largest}"
+        raise ConfigError(f"{message}: lower it, or name a GPU by `--device`", param=option.removeprefix("--"))
 
 
 class Bench:

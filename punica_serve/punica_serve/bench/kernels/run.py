@@ -38,8 +38,13 @@ Measure = Callable[[KernelBench], Measured]
 
 
 def run(settings: KernelSettings, sections: tuple[Section, ...], device: str, progress: Progress) -> Report:
-    """Measures the sections one after another. The report names sections that failed; the others go on."""
+    """Measures the sections one after another. The report names sections that failed; the others go on.
+
+    Raises ConfigError for a device that can't be used, and for sizes that take too long on a CPU.
+    """
     on = open_device(device)
+    if on.type == "cpu":
+        settings.check_cpu()
     measured: dict[Section, Measured] = {}
     failures: list[str] = []
     with torch.inference_mode():
@@ -84,7 +89,8 @@ def _fused(bench: KernelBench) -> TableData:
 
 
 def _sampling(bench: KernelBench) -> TableData:
-    return sampling.measure(bench, (_half_batch(bench), 4 * bench.settings.max_batch_size))
+    vocab_sizes = sampling.VOCAB_SIZES if bench.device.type == "cuda" else sampling.VOCAB_SIZES[:1]
+    return sampling.measure(bench, (_half_batch(bench), 4 * bench.settings.max_batch_size), vocab_sizes)
 
 
 def _batches(bench: KernelBench, *sizes: int) -> tuple[int, ...]:

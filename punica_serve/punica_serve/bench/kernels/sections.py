@@ -1,6 +1,7 @@
 """The sections, dtypes and sizes of `bench kernels`. Free of torch, for the command line's help."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Section(StrEnum):
@@ -26,5 +27,19 @@ class HalfDtype(StrEnum):
     FLOAT16 = "float16"
 
 
-#: Batch sizes of the figures.
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+class Sizes(NamedTuple):
+    """Sizes that the options set."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    replays: int
+    batches: tuple[int, ...]
+
+
+#: The sizes of the figures and the goals.
+GPU_SIZES = Sizes(4096, 11008, 32, 7, (1, 2, 4, 8, 16, 32, 64))
+#: A CPU checks operators, and gives no figures. All sections take about a minute.
+CPU_SIZES = Sizes(256, 512, 1, 1, (1, 8))
+#: Larger ones take a CPU too long.
+LARGEST_CPU_SIZES = Sizes(1024, 4096, 2, 3, (32,))

@@ -9,9 +9,9 @@ from rich.progress import Progress
 from punica_kernels.bench.timing import copy_bytes_per_s, empty_kernel_us, matmul_flop_per_s
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelDtype
-from punica_serve.bench.cells import Bench
+from punica_serve.bench.cells import Bench, check_cpu_size
 from punica_serve.bench.kernels.operators import LayerCall, calls
-from punica_serve.bench.kernels.sections import BATCH_SIZES
+from punica_serve.bench.kernels.sections import GPU_SIZES, LARGEST_CPU_SIZES
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.bench.reference_figures import peers
 from punica_serve.errors import ConfigError
@@ -28,21 +28,30 @@ class KernelSettings:
     """The options. The defaults are the sizes of the paper and the goals."""
 
     dtype: ModelDtype = "bfloat16"
-    hidden_size: int = 4096
-    intermediate_size: int = 11008
+    hidden_size: int = GPU_SIZES.hidden
+    intermediate_size: int = GPU_SIZES.intermediate
     #: Layers with separate weights, which share a graph.
-    num_layers: int = 32
+    num_layers: int = GPU_SIZES.layers
     #: Batch sizes of the figures.
-    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    batch_sizes: tuple[int, ...] = GPU_SIZES.batches
     ranks: tuple[int, ...] = (8, 16, 32, 64)
     #: Rows of the prefill in the mixed batch.
     num_prefill_rows: int = 512
-    num_replays: int = 7
+    num_replays: int = GPU_SIZES.replays
 
     def __post_init__(self) -> None:
         if self.hidden_size % HEAD_DIM:
             message = f"`--hidden` is {self.hidden_size}; it must be a multiple of {HEAD_DIM}, the width of a head"
             raise ConfigError(message, param="hidden")
+
+    def check_cpu(self) -> None:
+        """Raises ConfigError, by option, for sizes that take too long on a CPU."""
+        largest = LARGEST_CPU_SIZES
+        check_cpu_size("--hidden", self.hidden_size, largest.hidden)
+        check_cpu_size("--intermediate", self.intermediate_size, largest.intermediate)
+        check_cpu_size("--layers", self.num_layers, largest.layers)
+        check_cpu_size("--replays", self.num_replays, largest.replays)
+        check_cpu_size("--batch", self.max_batch_size, max(largest.batches))
 
     @property
     def max_batch_size(self) -> int:

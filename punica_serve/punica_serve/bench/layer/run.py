@@ -14,8 +14,13 @@ from punica_serve.engine.memory.device_memory import open_device
 
 
 def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
-    """Measures the goals of the seven projections, then figure 10. The report names sections that failed."""
+    """Measures the goals of the seven projections, then figure 10. The report names sections that failed.
+
+    Raises ConfigError for a device that can't be used, and for sizes that take too long on a CPU.
+    """
     on = open_device(device)
+    if on.type == "cpu":
+        settings.check_cpu()
     bench = LayerBench(settings, on, progress)
     tables: list[TableData] = []
     figures: dict[str, Draw] = {}

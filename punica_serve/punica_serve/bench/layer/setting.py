@@ -7,7 +7,8 @@ import torch
 from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
-from punica_serve.bench.cells import Bench
+from punica_serve.bench.cells import Bench, check_cpu_size
+from punica_serve.bench.layer.layer_sizes import GPU_SIZES, LARGEST_CPU_SIZES
 from punica_serve.workload import Population, counts
 
 
@@ -16,15 +17,23 @@ class LayerSettings:
     """The defaults are the paper's."""
 
     models: tuple[ModelConfig, ...]
-    context_lengths: tuple[int, ...] = (512, 2048)
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    context_lengths: tuple[int, ...] = GPU_SIZES.contexts
+    batch_sizes: tuple[int, ...] = GPU_SIZES.batches
     #: Batch sizes of the seven projections.
-    projection_batch_sizes: tuple[int, ...] = (32, 64)
+    projection_batch_sizes: tuple[int, ...] = GPU_SIZES.projection_batches
     rank: int = 16
     #: Layers with separate weights in one CUDA graph; results are means over them.
-    num_layers: int = 8
-    num_replays: int = 7
+    num_layers: int = GPU_SIZES.layers
+    num_replays: int = GPU_SIZES.replays
     dtype: ModelDtype = "bfloat16"
+
+    def check_cpu(self) -> None:
+        """Raises ConfigError, by option, for sizes that take too long on a CPU."""
+        largest = LARGEST_CPU_SIZES
+        check_cpu_size("--context", max(self.context_lengths), max(largest.contexts))
+        check_cpu_size("--batch", max(self.batch_sizes), max(largest.batches))
+        check_cpu_size("--layers", self.num_layers, largest.layers)
+        check_cpu_size("--replays", self.num_replays, largest.replays)
 
 
 class LayerBench(Bench):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.progress import Progress
@@ -66,6 +67,16 @@ def test_operators_without_adapters_follow_the_batch_down_to_1(settings: KernelS
     assert not report.failures
     fused, sampling = ({record["rows"] for record in table.records} for table in report.tables)
     assert (fused, sampling) == ({1, settings.num_prefill_rows}, {1, 4})
+
+
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [({"hidden_size": 2048}, "hidden"), ({"num_layers": 32}, "layers"), ({"batch_sizes": (1, 64)}, "batch")],
+)
+def test_sizes_that_take_a_cpu_hours_are_refused(settings: KernelSettings, change: dict[str, Any], option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^`--{option}` is \d+; on a CPU, .* at most \d+: lower it") as caught:
+        run.run(replace(settings, **change), (Section.PAIR,), "cpu", Progress(disable=True))
+    assert caught.value.param == option
 
 
 def test_a_width_that_heads_do_not_share_evenly_is_refused() -> None:
