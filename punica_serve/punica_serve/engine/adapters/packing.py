@@ -88,7 +88,8 @@ def pack_adapter(adapter: Adapter, model: ModelConfig, dtype: torch.dtype, memor
     if not _covers(adapter, model):
         memory.zero_()
     _write_runs(packed, adapter, model, dtype)
-    for group, pages in packed.groups.items():
+    for group in _groups_that_grew(adapter, model, dtype):
+        pages = packed.groups[group]
         if not (_is_finite(pages.a) and _is_finite(pages.b)):
             modules = ", ".join(projection.name for projection in model.spec.group(group).projections)
             message = f"weights of {modules}, scaled, are too large for {dtype}"
@@ -233,6 +234,18 @@ def _raw(tensor: Tensor) -> npt.NDArray[Any]:
 def _to_float32(array: npt.NDArray[Any], dtype: TensorDtype) -> Tensor:
     aligned = torch.from_numpy(np.require(array, requirements="A"))
     return aligned.view(_TORCH_DTYPES[dtype]).float()
+
+
+def _groups_that_grew(adapter: Adapter, model: ModelConfig, dtype: torch.dtype) -> set[LoraGroup]:
+    """The groups whose values may be too large for ``dtype``. Registration saw that all values in the file are finite,
+    and a look at all of them takes a third of the time of packing.
+    """
+    grew: set[LoraGroup] = set()
+    for run in adapter.layout.runs:
+        kept = {_TORCH_DTYPES[place.dtype] for place in (run.first.a, run.first.b)} == {dtype}
+        if not kept or abs(run.first.scaling) > 1.0:
+            grew.add(model.spec.find(run.module)[0].name)
+    return grew
 
 
 def _is_finite(tensor: Tensor) -> bool:

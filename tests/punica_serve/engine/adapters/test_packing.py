@@ -96,7 +96,7 @@ def test_layers_in_any_order_at_any_address(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_refused(tiny_model: ModelConfig, tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
-    write_random_adapter(tmp_path, tiny_model, rank=8, seed=0)
+    write_random_adapter(tmp_path, tiny_model, rank=8, seed=0, lora_alpha=16)
     adapter = load_adapter(read_adapter(tmp_path, tiny_model), tiny_model)
     for layer, module, side in ((1, "down_proj", "a"), (0, "up_proj", "b")):
         array = getattr(adapter.pairs[layer, module], side).array
@@ -106,6 +106,24 @@ def test_what_is_not_finite_is_refused(tiny_model: ModelConfig, tmp_path: Path, 
             _pack(adapter, tiny_model, dtype)
         array[3, 5] = kept
     _pack(adapter, tiny_model, dtype)
+
+
+def test_what_grows_too_large_is_refused(tiny_model: ModelConfig, tmp_path: Path) -> None:
+    """By its scaling, or where the file has a wider format. What stays as it is stored was seen at registration."""
+    for alpha, dtype in ((16, torch.float16), (8, torch.float16), (16, torch.float32)):
+        write_random_adapter(tmp_path, tiny_model, rank=8, seed=0, lora_alpha=alpha, dtype="F16", scale=25_000.0)
+        adapter = load_adapter(read_adapter(tmp_path, tiny_model), tiny_model)
+        largest = max(np.abs(pair.b.float32()).max() for pair in adapter.pairs.values())
+        assert 32_760 < largest < 65_504
+        if (alpha, dtype) == (16, torch.float16):
+            with pytest.raises(AdapterRejected, match=r"too large for torch\.float16"):
+                _pack(adapter, tiny_model, dtype)
+        else:
+            packed = _pack(adapter, tiny_model, dtype)
+            assert all(pages.b.isfinite().all() for pages in packed.groups.values())
+    write_random_adapter(tmp_path, tiny_model, rank=8, seed=0, scale=1e5)
+    with pytest.raises(AdapterRejected, match=r"too large for torch\.float16"):
+        _pack(load_adapter(read_adapter(tmp_path, tiny_model), tiny_model), tiny_model, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
