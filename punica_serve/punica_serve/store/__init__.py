@@ -23,7 +23,8 @@ Stored, by the cluster:
 Read, by a runner:
 
     disk_cache.py     the adapters on a host's disk behind async calls with deadlines
-    cache_folder.py   their folder, shared by the host's processes, with locks from locked_folder.py
+    cache_folder.py   their folder, shared by the host's processes, with locks from locked_folder.py; cache_room.py
+                      makes room in it
     download.py       an adapter of the store -> a folder of this host, checked by its digest; ranged_read.py
                       reads over several connections
     checksum_file.py  what later reads of a download check instead of its digest

@@ -1,7 +1,7 @@
 """The bytes that a process may add to the host's cache folder before it looks at all of it again.
 
-A look takes a few calls of the system for each adapter, so 30 ms for a thousand, and each call gives up Python's lock,
-which a worker's step loop needs.
+A look takes a few calls of the system for each adapter, so 30 ms for a thousand, which a download would wait for; and
+each call gives up Python's lock, which a worker's step loop needs.
 """
 
 from threading import Lock

@@ -15,6 +15,7 @@ from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.cache_folder import CacheFolder
+from punica_serve.store.cache_room import CacheRoom
 from punica_serve.store.download import download_adapter
 from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import FileSystems, folder_of, store_errors
@@ -65,7 +66,7 @@ class DiskCache:
         Reads the folder, which blocks: call it while the process starts.
         """
         self._folder = CacheFolder(folder)
-        self._budget_bytes = budget_bytes
+        self._room = CacheRoom(self._folder, budget_bytes)
         self._filesystems = FileSystems(options)
         self._slots = RangeSlots()
         self._failures = FailureLog(log)
@@ -166,13 +167,11 @@ class DiskCache:
 
     def _download(self, ref: AdapterRef, stop: Event) -> LockedFolder | None:
         with store_errors("caching an adapter on the host's disk", self._failures):
-            self._folder.make_room(ref.num_bytes, self._budget_bytes)
-            held = self._folder.fill(
+            self._room.take(ref.num_bytes)
+            return self._folder.fill(
                 ref.digest,
                 lambda incoming: download_adapter(ref, incoming, self._filesystems, self._slots, stop, self._failures),
             )
-            self._folder.make_room(0, self._budget_bytes)  # other processes may have added some meanwhile
-            return held
 
     async def _notice(self) -> None:
         """Finds adapters that were added or removed, also by other processes."""

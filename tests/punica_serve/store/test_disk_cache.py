@@ -16,6 +16,7 @@ from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
+from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.disk_cache import DiskCache
 from waits import DEADLINE_S
 
@@ -74,6 +75,7 @@ from pathlib import Path
 from random import Random
 import msgspec
 from punica_serve.protocol import AdapterRef
+from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.disk_cache import DiskCache
 
 async def main(folder, ref):
@@ -110,6 +112,23 @@ async def test_what_was_used_longest_ago_makes_room(
         await cache.fetch(refs[3])
         assert cache.digests == {refs[0].digest, refs[2].digest, refs[3].digest}
     assert changes[-1] == (frozenset({refs[3].digest}), frozenset({refs[1].digest}))
+
+
+async def test_a_cache_with_room_is_not_looked_through_for_each_download(
+    tmp_path: Path, make_adapter: MakeAdapter, http_server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    make_room = CacheFolder.make_room
+
+    def look(folder: CacheFolder, num_bytes: int, budget_bytes: int) -> int:
+        looks.append(num_bytes)
+        return make_room(folder, num_bytes, budget_bytes)
+
+    monkeypatch.setattr(CacheFolder, "make_room", look)
+    async with open_cache(tmp_path / "cache", 1 << 30) as cache:
+        for seed in range(5):
+            await cache.fetch(served(make_adapter(seed), http_server))
+    assert len(looks) == 1
 
 
 async def test_what_is_in_use_stays_beyond_the_budget(
