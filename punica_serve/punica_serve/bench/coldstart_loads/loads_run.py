@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
+import importlib.util
 import os
-import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 from rich.progress import Progress
@@ -16,7 +18,8 @@ from rich.progress import Progress
 from punica_serve.adapters.folder import WEIGHTS_NAME
 from punica_serve.bench.coldstart import CACHE_BYTES
 from punica_serve.bench.coldstart_loads.disk_reads import forget, sequential_rate
-from punica_serve.bench.coldstart_loads.store_link import measured_rate, store_server
+from punica_serve.bench.coldstart_loads.load_times import LoadClock, LoadTime, PlaceTimes
+from punica_serve.bench.coldstart_loads.store_link import FILES, STORES, Store, StoreLink, measured_rate, store_server
 from punica_serve.bench.random_adapters import adapter_files, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.engine.adapters.host_cache import HostCache
@@ -31,6 +34,12 @@ from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.packed_folder import PackedCache
 
 _TIMEOUT_S = 60.0
+#: What a load may take beside its bytes' time at the rate of the disk, and of the store.
+_DISK_S, _STORE_S, _STORE_SHARE = 0.005, 0.05, 1.25
+
+Times = TypeVar("Times", PlaceTimes, PlaceTimes | None)
+
+OnLoad = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,115 +54,133 @@ class LoadsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadCost:
-    """Medians of one place's loads, in seconds."""
-
-    wall_s: float
-    #: Time of this process's threads.
-    processor_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class LoadsMeasured:
     """All places."""
 
     num_bytes: int
-    #: SHA-256 of an adapter's weights on one core.
-    sha_s: float
-    folder: LoadCost
-    packed: LoadCost
-    #: With the disk's own rate in bytes per second; None if the cache could not be shown to be empty.
-    disk: tuple[LoadCost, float] | None
-    #: With the server's own rate in bytes per second.
-    store: tuple[LoadCost, float]
+    #: Beside SHA-256 of an adapter's weights on one core.
+    folder: PlaceTimes
+    packed: PlaceTimes
+    #: Beside the disk's own rate; None if the cache could not be shown to be empty.
+    disk: PlaceTimes | None
+    #: Beside the server's own rate, by protocol; None without the extra that speaks it.
+    stores: Mapping[Store, PlaceTimes | None]
 
 
 def run_loads(subject: Subject, settings: LoadsSettings, progress: Progress) -> LoadsMeasured:
-    """Raises AdapterRejected or StoreUnavailable if an adapter can't be loaded, ConfigError for too little memory."""
-    task = progress.add_task("places", total=4)
+    """Raises AdapterRejected or StoreUnavailable if an adapter can't be loaded, ConfigError for too little memory or a
+    server that does not start.
+    """
+    count = 1 + settings.num_loads
+
+    def task(what: str) -> OnLoad:
+        number = progress.add_task(what, total=count)
+        return lambda: progress.advance(number)
+
+    def place(what: str, measure: Callable[[OnLoad], Times]) -> Times:
+        times = measure(task(what))
+        told = "not measured" if times is None else f"{1e3 * times.wall_s:,.0f} ms"
+        progress.console.print(f"{what}: {told}")
+        return times
+
     with adapter_files(settings.folder) as folder:
-        count = 1 + settings.num_loads
-        refs = write_folders(folder / "files", subject.model, count, settings.rank, subject.device, lambda: None)
+        made = task("random adapters")
+        refs = write_folders(folder / FILES, subject.model, count, settings.rank, subject.device, made)
         cache = PackedCache(folder / "cache", CACHE_BYTES)
-        pack_to_disk(refs, cache, subject.model, subject.dtype, lambda: None)
+        pack_to_disk(refs, cache, subject.model, subject.dtype, task("packing"))
         with _host_cache(subject, refs[0]) as host_cache:
-            loads = _Loads(subject, host_cache, cache)
-            sha_s = statistics.median(_sha_s(ref) for ref in refs)
-            from_folder = loads.from_folders(refs)
-            progress.advance(task)
-            packed = loads.packed(refs)
-            progress.advance(task)
-            disk = loads.from_disk(refs)
-            progress.advance(task)
-            store = loads.from_store(refs, folder, settings.store_gb_per_s * 1e9)
-            progress.advance(task)
-    return LoadsMeasured(refs[0].num_bytes, sha_s, from_folder, packed, disk, store)
+            loads = _Loads(subject, host_cache, cache, refs)
+            rate = settings.store_gb_per_s * 1e9
+            return LoadsMeasured(
+                refs[0].num_bytes,
+                place("folders", loads.from_folders),
+                place("packed, page cache", loads.packed),
+                place("packed, disk", loads.from_disk),
+                {
+                    store: place(f"store over {store}", partial(loads.from_store, store, folder, rate))
+                    for store in STORES
+                },
+            )
 
 
 class _Loads:
-    """Loads the same adapters from one place after the other. The first load of each place is not counted."""
+    """Loads the same adapters from one place after the other."""
 
-    def __init__(self, subject: Subject, host_cache: HostCache, cache: PackedCache) -> None:
+    def __init__(self, subject: Subject, host_cache: HostCache, cache: PackedCache, refs: Sequence[AdapterRef]) -> None:
         self._subject = subject
         self._host_cache = host_cache
         self._cache = cache
+        self._refs = refs
 
-    def from_folders(self, refs: Sequence[AdapterRef]) -> LoadCost:
+    def from_folders(self, on_load: OnLoad) -> PlaceTimes:
         """As on a host that has never seen them."""
+        times = []
         with self._reader(None) as reader:
-            return _median([self._load(reader, ref) for ref in refs])
+            for ref in self._refs:
+                allowed_s, clock = _sha_s(ref), LoadClock()
+                self._load(reader, ref)
+                times.append(clock.time(allowed_s))
+                on_load()
+        return PlaceTimes.of(times)
 
-    def packed(self, refs: Sequence[AdapterRef]) -> LoadCost:
+    def packed(self, on_load: OnLoad) -> PlaceTimes:
         """From the page cache."""
+        times = []
         with self._reader(self._cache) as reader:
-            return _median([self._load(reader, ref) for ref in refs])
+            for ref in self._refs:
+                clock = LoadClock()
+                self._load(reader, ref)
+                times.append(clock.time())
+                on_load()
+        return PlaceTimes.of(times)
 
-    def from_disk(self, refs: Sequence[AdapterRef]) -> tuple[LoadCost, float] | None:
+    def from_disk(self, on_load: OnLoad) -> PlaceTimes | None:
         """From the disk, and its rate: each file is read both ways."""
-        rates: list[float] = []
-        costs: list[LoadCost] = []
+        times = []
         with self._reader(self._cache) as reader:
-            for ref in refs:
+            for ref in self._refs:
                 with self._packed_file(ref) as descriptor:
                     if not forget(descriptor) or (rate := sequential_rate(descriptor)) is None:
                         return None
                     if not forget(descriptor):
                         return None
-                    rates.append(rate)
-                    costs.append(self._load(reader, ref))
-        return _median(costs), statistics.median(rates[1:])
+                    clock = LoadClock()
+                    self._load(reader, ref)
+                    times.append(clock.time(ref.num_bytes / rate + _DISK_S, rate))
+                on_load()
+        return PlaceTimes.of(times)
 
-    def from_store(self, refs: Sequence[AdapterRef], folder: Path, bytes_per_s: float) -> tuple[LoadCost, float]:
-        """From a web server, by way of the host's cache folder, and the server's rate."""
-        cache = PackedCache(folder / "downloads", 0)  # nothing packed is kept
-        with store_server(folder / "files", bytes_per_s) as port, self._reader(cache) as reader:
-            path = f"/{Path(refs[0].uri).name}/{WEIGHTS_NAME}"
-            rate = statistics.median(measured_rate(port, path, refs[0].num_bytes) for _ in range(3))
-            return _median(asyncio.run(self._download(reader, refs, cache.folder, port))), rate
+    def from_store(self, store: Store, folder: Path, bytes_per_s: float, on_load: OnLoad) -> PlaceTimes | None:
+        """From a server of ``folder``, by way of the host's cache folder, and the server's rate."""
+        if store == "S3" and importlib.util.find_spec("s3fs") is None:
+            return None
+        cache = PackedCache(folder / f"downloads-{store}", 0)  # nothing packed is kept
+        with store_server(folder, bytes_per_s) as link, self._reader(cache) as reader:
+            return PlaceTimes.of(asyncio.run(self._download(reader, cache.folder, store, link, on_load)))
 
     async def _download(
-        self, reader: AdapterReader, refs: Sequence[AdapterRef], folder: Path, port: int
-    ) -> list[LoadCost]:
-        disk_cache = DiskCache(folder, CACHE_BYTES)
-        costs = []
+        self, reader: AdapterReader, folder: Path, store: Store, link: StoreLink, on_load: OnLoad
+    ) -> list[LoadTime]:
+        disk_cache = DiskCache(folder, CACHE_BYTES, link.options(store))
+        times = []
         try:
-            for ref in refs:
-                remote = replace(ref, uri=f"http://127.0.0.1:{port}/{Path(ref.uri).name}")
-                clock = _Clock()
-                local = replace(ref, uri=str(await disk_cache.fetch(remote)))
-                costs.append(self._load(reader, local, clock))
+            for ref in self._refs:
+                path = f"{FILES}/{Path(ref.uri).name}"
+                rate = measured_rate(link.port, f"/{path}/{WEIGHTS_NAME}", ref.num_bytes)
+                clock = LoadClock()
+                local = replace(ref, uri=str(await disk_cache.fetch(replace(ref, uri=link.uri(store, path)))))
+                self._load(reader, local)
+                times.append(clock.time(_STORE_SHARE * ref.num_bytes / rate + _STORE_S, rate))
                 disk_cache.release(ref.digest)
+                on_load()
         finally:
             await disk_cache.close()
-        return costs
+        return times
 
-    def _load(self, reader: AdapterReader, ref: AdapterRef, clock: "_Clock | None" = None) -> LoadCost:
-        clock = clock or _Clock()
+    def _load(self, reader: AdapterReader, ref: AdapterRef) -> None:
         copy = reader.start(ref).result(_TIMEOUT_S)
-        cost = clock.cost()
         self._host_cache.release(copy)
         self._host_cache.evict(ref.digest)
-        return cost
 
     @contextmanager
     def _reader(self, cache: PackedCache | None) -> Iterator[AdapterReader]:
@@ -174,23 +201,6 @@ class _Loads:
             yield descriptor
         finally:
             os.close(descriptor)
-
-
-class _Clock:
-    """Wall and processor time since it was made."""
-
-    def __init__(self) -> None:
-        self._wall_s, self._processor_s = time.perf_counter(), time.process_time()
-
-    def cost(self) -> LoadCost:
-        return LoadCost(time.perf_counter() - self._wall_s, time.process_time() - self._processor_s)
-
-
-def _median(costs: Sequence[LoadCost]) -> LoadCost:
-    counted = costs[1:]
-    return LoadCost(
-        statistics.median(cost.wall_s for cost in counted), statistics.median(cost.processor_s for cost in counted)
-    )
 
 
 def _sha_s(ref: AdapterRef) -> float:

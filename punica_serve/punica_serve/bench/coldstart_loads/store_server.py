@@ -1,5 +1,7 @@
 """A web server of one folder's files, with ranges, that sends at a limited rate in all. It ends with its input.
 
+To clients of S3 the folders in it are buckets: for reading an object, that protocol is HTTP with two more headers.
+
 python -m punica_serve.bench.coldstart_loads.store_server FOLDER BYTES_PER_S     # prints its port
 """
 
@@ -13,6 +15,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote
 
 _PIECE_BYTES = 256 << 10
 #: A client that takes nothing for so long is gone.
@@ -58,17 +61,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(has_body=True)
 
     def _answer(self, *, has_body: bool) -> None:
-        path = (self.server.folder / self.path.lstrip("/")).resolve()
+        path = (self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")).resolve()
         if not (path.is_relative_to(self.server.folder) and path.is_file()):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            found = os.fstat(file.fileno())
+            size = found.st_size
             wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             start, end = (int(wanted[1]), min(int(wanted[2]) + 1, size)) if wanted else (0, size)
             self.send_response(HTTPStatus.PARTIAL_CONTENT if wanted else HTTPStatus.OK)
             self.send_header("Content-Length", str(max(0, end - start)))
             self.send_header("Accept-Ranges", "bytes")
+            self.send_header("ETag", f'"{size:x}"')
+            self.send_header("Last-Modified", self.date_time_string(found.st_mtime))
             self.end_headers()
             if has_body:
                 self._send(file, start, end)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from punica_serve.bench.coldstart_loads import loads_run
+from punica_serve.bench.coldstart_loads import loads_run, store_link
 from punica_serve.bench.coldstart_loads.store_link import measured_rate, store_server
+from punica_serve.errors import ConfigError
 
 
 @pytest.fixture
@@ -20,6 +21,11 @@ def config_file(tiny_llama: Path, tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump({"engine": {"model": str(tiny_llama), "dtype": "float32"}}))
     return path
+
+
+@pytest.fixture(autouse=True)
+def has_s3() -> None:
+    pytest.importorskip("s3fs", reason="needs the extra s3")
 
 
 def loads(cli: Callable[..., Any], config_file: Path, out: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -38,9 +44,10 @@ def test_each_place_has_a_row_and_a_yardstick(cli: Callable[..., Any], config_fi
         "packed",
         "packed",
         "store over HTTP",
+        "store over S3",
     ]
     measured = [row for row in rows if row["ms"] is not None]
-    assert len(measured) == len(figures) and len(measured) >= 3
+    assert len(measured) == len(figures) and len(measured) >= 4
     assert all(row["ms"] > 0 and row["yardstick_ms"] > 0 for row in measured)
 
 
@@ -50,7 +57,7 @@ def test_a_cache_that_is_not_shown_to_be_empty_measures_no_disk(
     monkeypatch.setattr(loads_run, "forget", lambda _: False)
     rows, figures = loads(cli, config_file, tmp_path / "out")
     (disk,) = (row for row in rows if row["place"] == "packed, disk")
-    assert disk["ms"] is None and "not measured" in disk["yardstick"] and len(figures) == 3
+    assert disk["ms"] is None and "not measured" in disk["yardstick"] and len(figures) == 4
 
 
 def test_the_server_keeps_to_its_rate_and_its_folder(tmp_path: Path) -> None:
@@ -58,13 +65,35 @@ def test_the_server_keeps_to_its_rate_and_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "file").write_bytes(bytes(range(256)) * 8192)  # 2 MiB
-    with store_server(folder, 8e6) as port:
-        url = f"http://127.0.0.1:{port}"
+    with store_server(folder, 8e6) as link:
+        url = f"http://127.0.0.1:{link.port}"
         request = urllib.request.Request(f"{url}/file", headers={"Range": "bytes=300-309"})
         with urllib.request.urlopen(request, timeout=10) as response:
             assert response.status == 206 and response.read() == bytes(range(44, 54))
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/../secret", timeout=10)
         started_s = time.perf_counter()
-        assert measured_rate(port, "/file", 2 << 20) <= 8e6 * 1.2
+        assert measured_rate(link.port, "/file", 2 << 20) <= 8e6 * 1.2
         assert time.perf_counter() - started_s >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("import time; time.sleep(60)", "did not start within 0.5 s"),
+        ("print('80', end='', flush=True); import time; time.sleep(60)", "did not start within 0.5 s"),
+        ("", "ended before it listened"),
+    ],
+)
+def test_a_server_that_does_not_start_holds_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
+) -> None:
+    (tmp_path / "other_server.py").write_text(module)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(store_link, "_MODULE", "other_server")
+    monkeypatch.setattr(store_link, "_START_TIMEOUT_S", 0.5 if module else 30.0)
+    monkeypatch.setattr(store_link, "_END_TIMEOUT_S", 0.1)
+    started_s = time.perf_counter()
+    with pytest.raises(ConfigError, match=message), store_server(tmp_path, 1e9):
+        pass
+    assert time.perf_counter() - started_s < 30
