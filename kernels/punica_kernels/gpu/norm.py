@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.partial_sums import load_splits
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> None:
@@ -40,7 +41,6 @@ def _launch(
     num_rows, width = out.shape
     if num_rows == 0:
         return
-    block = triton.next_power_of_2(width)
     _rms_norm[(num_rows,)](
         out,
         x,
@@ -54,12 +54,16 @@ def _launch(
         x.stride(0),
         residual.stride(0) if residual is not None else 0,
         delta.stride(0) if delta is not None else 0,
-        WIDTH=width,
-        BLOCK=block,
         SPLIT_K=x.shape[0] if x.dim() == 3 else 1,
-        num_warps=min(16, max(4, block // 512)),
+        **row_config(width),
         **pdl_options(x.device, wait=pdl),
     )
+
+
+def row_config(width: int) -> dict[str, int]:
+    """Of kernels whose programs hold a row of this width in registers."""
+    block = triton.next_power_of_2(width)
+    return {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(4, block // 512))}
 
 
 @triton.jit
@@ -92,25 +96,22 @@ def _rms_norm(
         tl.extra.cuda.gdc_wait()
     if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
-    x += row * x_stride + columns
-    values = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    for split in tl.static_range(1, SPLIT_K):
-        values += tl.load(x + split * split_stride, mask=mask, other=0.0)
+    values = load_splits(x + row * x_stride + columns, split_stride, mask, SPLIT_K)
     if residual is not None:
         if delta is not None:
             values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
         if added_weight is not None:
             gain_of_added = tl.load(added_weight + columns, mask=mask, other=0.0)
-            values = _normed(values, gain_of_added, eps, WIDTH).to(out.dtype.element_ty).to(tl.float32)
+            values = normed(values, gain_of_added, eps, WIDTH).to(out.dtype.element_ty).to(tl.float32)
         residual += row * residual_stride + columns
         total = (tl.load(residual, mask=mask, other=0.0).to(tl.float32) + values).to(residual.dtype.element_ty)
         tl.store(residual, total, mask=mask)
         values = total.to(tl.float32)
-    tl.store(out + row * out_stride + columns, _normed(values, gain, eps, WIDTH).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * out_stride + columns, normed(values, gain, eps, WIDTH).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _normed(values, gain, eps, WIDTH: tl.constexpr):
+def normed(values, gain, eps, WIDTH: tl.constexpr):
     """float32, like values: the quotient, rounded to the dtype of `gain`, times it."""
     quotient = values * tl.rsqrt(tl.sum(values * values, axis=0) / WIDTH + eps)
     return quotient.to(gain.dtype).to(tl.float32) * gain.to(tl.float32)

@@ -53,10 +53,16 @@ def _sum_parts(
         tl.extra.cuda.gdc_wait()
     if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
-    parts += row * parts_stride + columns
-    values = tl.load(parts, mask=mask, other=0.0).to(tl.float32)
-    for split in tl.static_range(1, SPLIT_K):
-        values += tl.load(parts + split * split_stride, mask=mask, other=0.0)
+    values = load_splits(parts + row * parts_stride + columns, split_stride, mask, SPLIT_K)
     if delta is not None:
         values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_splits(parts, split_stride, mask, SPLIT_K: tl.constexpr):
+    """float32: the sum of the values at ``parts``, and of those of the other splits."""
+    values = tl.load(parts, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLIT_K):
+        values += tl.load(parts + split * split_stride, mask=mask, other=0.0)
+    return values

@@ -1,0 +1,79 @@
+"""Sum over ranks, residual and norm in one launch, by processes in Triton's interpreter, which wait for each other."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import peer_ranks
+from peer_ranks import CASES, DTYPE, MAX_ROWS, WIDTH, Case, expected, inputs_of, norm
+from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
+from punica_kernels.peer_memory import PeerMemory, piece_bytes
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+#: Relative: one rounding of the quotient, one of the result.
+_TOLERANCE = 2e-3
+_DEADLINE_S = 100.0
+
+Results = list[list[tuple[Tensor, Tensor]]]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """By rank and case."""
+    size: int = request.param
+    folder = tmp_path_factory.mktemp("ranks")
+    for rank in range(size):
+        (folder / f"piece-{rank}").write_bytes(bytes(piece_bytes(MAX_ROWS, WIDTH, DTYPE)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_INTERPRET": "1"}
+    commands = [[sys.executable, peer_ranks.__file__, f"{folder}", f"{rank}", f"{size}"] for rank in range(size)]
+    processes = [subprocess.Popen(command, env=environment) for command in commands]
+    try:
+        assert [process.wait(_DEADLINE_S) for process in processes] == [0] * size
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(folder / f"results-{rank}") for rank in range(size)]
+
+
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_each_rank_has_the_norm_of_the_sum(results: Results, index: int) -> None:
+    case = CASES[index]
+    residual, out = results[0][index]
+    torch.testing.assert_close(residual.double(), expected(case, len(results)), rtol=_TOLERANCE, atol=2 * _TOLERANCE)
+    torch.testing.assert_close(out.double(), norm(residual, inputs_of(case, 0).weight), rtol=_TOLERANCE, atol=1e-6)
+    for others in results[1:]:
+        assert torch.equal(others[index][0], residual) and torch.equal(others[index][1], out), "the same bits"
+
+
+def _alone(size: int = 2) -> tuple[PeerMemory, list[Tensor]]:
+    """The first rank, whose others do nothing, and the pieces."""
+    pieces = [torch.zeros(piece_bytes(4, WIDTH, DTYPE), dtype=torch.uint8) for _ in range(size)]
+    return PeerMemory.of_pieces(pieces, 0, 4, WIDTH, DTYPE, 4), pieces
+
+
+def test_a_rank_that_does_not_come_ends_the_wait_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import interpreter_builder
+
+    monkeypatch.setattr(interpreter_builder, "options", replace(interpreter_builder.options, debug=True))
+    memory, pieces = _alone()
+    own = inputs_of(Case(2), 0)
+    with pytest.raises(Exception, match="a rank has not come to an exchange of its group"):
+        all_reduce_add_rms_norm(own.residual, own.x, own.residual, own.weight, 0.0, None, None, memory, max_looks=3)
+    counters = [piece[: 4 * 2 * 4].view(torch.int32).tolist() for piece in pieces]
+    assert counters == [[0] * 8, [1, *[0] * 7]], "the other rank was told of the first row"
+
+
+def test_rows_of_another_width_or_type_are_not_held() -> None:
+    memory, _ = _alone()
+    assert memory.holds(torch.empty(4, WIDTH, dtype=DTYPE))
+    for other in (
+        torch.empty(5, WIDTH, dtype=DTYPE),
+        torch.empty(4, WIDTH + 1, dtype=DTYPE),
+        torch.empty(4, WIDTH),
+    ):
+        assert not memory.holds(other)
