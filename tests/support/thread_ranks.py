@@ -16,7 +16,7 @@ _DEADLINE_S = 60.0
 Result = TypeVar("Result")
 
 
-class ThreadCollectives:
+class ThreadCollectives(Collectives):
     """One rank's end."""
 
     def __init__(self, rank: Rank, barrier: Barrier, slots: list[Tensor]) -> None:

@@ -10,7 +10,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 
 
-class LoneRank:
+class LoneRank(Collectives):
     """Stands in for the other ranks: an exchange is a copy of as many bytes. Times mean something, results nothing."""
 
     def __init__(self, rank: Rank) -> None:

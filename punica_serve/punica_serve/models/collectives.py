@@ -1,38 +1,62 @@
 """The exchanges between the ranks of a tensor-parallel group, as the model and the sampler use them."""
 
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from punica_kernels.norm import add_rms_norm
+from punica_kernels.partial_sums import sum_parts
 from punica_serve.base_model.rank import SINGLE, Rank
 
 
-class Collectives(Protocol):
+class Collectives(ABC):
     """One rank's end of a group. All ranks call the same operations in the same order, with equal shapes."""
 
     rank: Rank
 
+    @abstractmethod
     def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the next tensor that all ranks add up, which need not be copied for it.
 
         It, and the sum that ``all_reduce`` returns for it, last until the next call of either.
         """
-        ...
 
+    @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks in a fixed order, the same bits on each. ``tensor`` may be overwritten.
 
         tensor: contiguous, any shape and floating dtype.
         """
-        ...
 
+    @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[size, *shape]: the tensors of all ranks, by rank. tensor: contiguous, any shape and dtype."""
-        ...
+
+    def add_rms_norm(
+        self,
+        out: Tensor,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        delta: Tensor | None,
+        added_weight: Tensor | None,
+        *,
+        pdl: bool,
+    ) -> None:
+        """`punica_kernels.norm.add_rms_norm` of the sum of x + delta over all ranks, which ends a block of a layer.
+
+        Each rank's x + delta is added in float32 and rounded once, to residual's dtype. ``pdl``: of the first launch.
+        """
+        part = self.empty(residual.shape, residual.dtype, residual.device)
+        sum_parts(part, x, delta, pdl=pdl)
+        # An exchange is no kernel of ours, so there is none to depend on.
+        add_rms_norm(out, self.all_reduce(part), residual, weight, eps, None, added_weight, pdl=False)
 
 
-class SingleRank:
+class SingleRank(Collectives):
     """A model on one device, which has nobody to exchange with."""
 
     rank = SINGLE
@@ -45,6 +69,20 @@ class SingleRank:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor[None]
+
+    def add_rms_norm(
+        self,
+        out: Tensor,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        delta: Tensor | None,
+        added_weight: Tensor | None,
+        *,
+        pdl: bool,
+    ) -> None:
+        add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
 
 
 SINGLE_RANK: Final[Collectives] = SingleRank()

@@ -9,13 +9,10 @@ the model passes the answer on and never decides.
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from punica_kernels.linear import linear
-from punica_kernels.partial_sums import sum_parts
 from punica_serve.base_model.model_spec import ProjectionGroup
-from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.protocol import LoraGroup
 
 
@@ -26,17 +23,14 @@ class Projected(NamedTuple):
     y: Tensor
     #: LoRA's part, [rows, out], still to be added; None if there is none.
     delta: Tensor | None
-    #: Whether it is a sum over ranks.
-    is_exchanged: bool = False
 
     @property
     def pdl(self) -> bool:
         """Whether the operator that reads this may be a programmatic dependent launch.
 
-        A delta comes from another stream, which this one has waited for, and an exchange is no kernel of ours: then
-        there is no kernel to depend on.
+        A delta comes from another stream, which this one has waited for: then there is no kernel to depend on.
         """
-        return self.delta is None and not self.is_exchanged
+        return self.delta is None
 
 
 class LoraBatch(Protocol):
@@ -59,37 +53,26 @@ class LoraBatch(Protocol):
 
 
 class Linear:
-    """The stacked projections of one group in one layer: the base weight, the place of its LoRA, and their exchange.
+    """The stacked projections of one group in one layer: the base weight, and the place of its LoRA.
 
-    A rank's outputs of o and down are partial sums, of the base and of LoRA: one exchange adds both up.
+    A rank's outputs of o and down are partial sums, of the base and of LoRA: the norm that reads them exchanges both.
     """
 
-    __slots__ = ("_collectives", "_group", "_layer", "_split_k", "_weight")
+    __slots__ = ("_group", "_layer", "_split_k", "_weight")
 
-    def __init__(
-        self, layer: int, group: ProjectionGroup, weight: Tensor, collectives: Collectives = SINGLE_RANK
-    ) -> None:
+    def __init__(self, layer: int, group: ProjectionGroup, weight: Tensor) -> None:
         """``weight``: [out_features, in_features] of the group."""
         self._layer = layer
         self._group = group.name
         self._split_k = group.split_k
         self._weight = weight
-        self._collectives = collectives if group.row_parallel and collectives.rank.size > 1 else None
 
     def __call__(self, x: Tensor, lora: LoraBatch) -> Projected:
         """x: [rows, in]."""
-        projected = lora.apply(self._layer, self._group, x, self._base)
-        return projected if self._collectives is None else _sum_over_ranks(projected, x.dtype, self._collectives)
+        return lora.apply(self._layer, self._group, x, self._base)
 
     def _base(self, x: Tensor) -> Tensor:
         return linear(x, self._weight, split_k=self._split_k, pdl=True)
-
-
-def _sum_over_ranks(part: Projected, dtype: torch.dtype, collectives: Collectives) -> Projected:
-    """Adds up the parts of this rank, rounds once, and adds up all ranks. The next operator reads the sum at once."""
-    y = collectives.empty(part.y.shape[-2:], dtype, part.y.device)
-    sum_parts(y, part.y, part.delta, pdl=part.pdl)
-    return Projected(collectives.all_reduce(y), None, is_exchanged=True)
 
 
 class OutputHead:

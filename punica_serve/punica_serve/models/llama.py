@@ -34,7 +34,7 @@ class Llama:
         for number, (layer, own) in enumerate(zip(spec.layers, weights.layers, strict=True)):
             self._layers.append(_Layer(config, number, own, rotaries[layer.rotary], behind_mlp, collectives))
             behind_mlp = own.norms.get(spec.block_norms.behind_mlp)
-        self._norm = RmsNorm(weights.norm, spec.norm_eps, behind_mlp)
+        self._norm = RmsNorm(weights.norm, spec.norm_eps, behind_mlp, collectives)
         self._head = OutputHead(weights.lm_head, spec.logit_soft_cap)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -63,12 +63,12 @@ class _Layer:
     ) -> None:
         """``behind_last_mlp``: the norm behind the MLP of the layer before, where the model has one."""
         spec, norms = config.spec, config.spec.block_norms
-        self._attention_norm = RmsNorm(weights.norms[norms.before_attention], spec.norm_eps, behind_last_mlp)
+        before_attention, before_mlp = weights.norms[norms.before_attention], weights.norms[norms.before_mlp]
         behind_attention = weights.norms.get(norms.behind_attention)
-        self._mlp_norm = RmsNorm(weights.norms[norms.before_mlp], spec.norm_eps, behind_attention)
+        self._attention_norm = RmsNorm(before_attention, spec.norm_eps, behind_last_mlp, collectives)
+        self._mlp_norm = RmsNorm(before_mlp, spec.norm_eps, behind_attention, collectives)
         self._qkv, self._o, self._gate_up, self._down = (
-            Linear(number, spec.group(name), weights.linears[name], collectives)
-            for name in ("qkv", "o", "gate_up", "down")
+            Linear(number, spec.group(name), weights.linears[name]) for name in ("qkv", "o", "gate_up", "down")
         )
         self._number = number
         self._rotary = rotary

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from punica_kernels.norm import add_rms_norm, rms_norm
+from punica_kernels.norm import rms_norm
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.linear import Projected
 
 
@@ -19,15 +20,25 @@ class Residual:
 
 
 class RmsNorm:
-    """Adds a projection to the residual, normed before where the model norms it, and norms the sum, in one launch."""
+    """Adds a projection to the residual, normed before where the model norms it, and norms the sum.
 
-    __slots__ = ("_added_weight", "_eps", "_weight")
+    It adds up the projection's parts on the way, and those of all ranks where a group divides it: one rank, one launch.
+    """
 
-    def __init__(self, weight: Tensor, eps: float, added_weight: Tensor | None = None) -> None:
+    __slots__ = ("_added_weight", "_collectives", "_eps", "_weight")
+
+    def __init__(
+        self,
+        weight: Tensor,
+        eps: float,
+        added_weight: Tensor | None = None,
+        collectives: Collectives = SINGLE_RANK,
+    ) -> None:
         """``weight``: [hidden]. ``added_weight``: [hidden], of the norm behind the block whose output is added."""
         self._weight = weight
         self._added_weight = added_weight
         self._eps = eps
+        self._collectives = collectives
 
     def __call__(self, residual: Residual, added: Projected | None) -> Tensor:
         """The normed rows [rows, hidden], valid until the next norm of the step. Without ``added`` nothing is added."""
@@ -35,5 +46,5 @@ class RmsNorm:
             rms_norm(residual.normed, residual.sum, self._weight, self._eps)
         else:
             weights = (self._weight, self._eps, added.delta, self._added_weight)
-            add_rms_norm(residual.normed, added.y, residual.sum, *weights, pdl=added.pdl)
+            self._collectives.add_rms_norm(residual.normed, added.y, residual.sum, *weights, pdl=added.pdl)
         return residual.normed

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import Rank
+from punica_serve.bench.lone_rank import LoneRank
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.cuda import cuda_lora as cuda_lora
 from punica_serve.engine.cuda.cuda_lora import CudaLora
-from punica_serve.models import activation, linear, norm, rotary
+from punica_serve.models import activation, collectives, linear, norm, rotary
 from punica_serve.models.llama import Llama
 from punica_serve.models.model import ForwardBatch
 from punica_serve.models.model_weights import dummy_weights
@@ -72,7 +74,8 @@ class _Recorder:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
         monkeypatch.setattr(torch.cuda, "stream", self._on)
         for module, name in (
-            *((linear, "linear"), (norm, "rms_norm"), (norm, "add_rms_norm")),
+            *((linear, "linear"), (norm, "rms_norm"), (collectives, "add_rms_norm")),
+            (collectives, "sum_parts"),
             *((rotary, "rotary_append"), (activation, "silu_and_mul"), (activation, "gelu_and_mul")),
         ):
             monkeypatch.setattr(module, name, self._recorded(name, getattr(module, name)))
@@ -105,7 +108,7 @@ class _Recorder:
 
 
 #: The place of the delta among an operator's arguments.
-_DELTA_PLACE = {"add_rms_norm": 5, "rotary_append": 8, "silu_and_mul": 2, "gelu_and_mul": 2}
+_DELTA_PLACE = {"add_rms_norm": 5, "sum_parts": 2, "rotary_append": 8, "silu_and_mul": 2, "gelu_and_mul": 2}
 
 
 @pytest.mark.parametrize(
@@ -129,3 +132,30 @@ def test_a_layer_is_these_launches(
         layer = [launch.replace("silu", "gelu") for launch in layer]
     # The first norm follows torch's embedding, whose end it must wait for.
     assert recorder.launches == ["rms_norm", *layer, *layer, "linear 24 -> 64 pdl"]
+
+
+class _Two(LoneRank):
+    """A rank of two by itself, whose sums over ranks are recorded."""
+
+    def __init__(self, launches: list[str]) -> None:
+        super().__init__(Rank(0, 2))
+        self._launches = launches
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self._launches.append("all_reduce")
+        return super().all_reduce(tensor)
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_rank_adds_up_its_parts_before_each_exchange(monkeypatch: pytest.MonkeyPatch, with_lora: bool) -> None:
+    model = tiny_config().shard(Rank(0, 2))
+    recorder = _Recorder(model, monkeypatch)
+    pool: Any = LoraPool(model, num_pages=1, dtype=torch.float32, device=CPU)
+    tables: Any = {} if not with_lora else dict.fromkeys(LORA_GROUPS, "a filled table")
+    lora = CudaLora(pool, tables, torch.empty(0), recorder.side)  # type: ignore[arg-type]
+    llama = Llama(model, dummy_weights(model, torch.float32, CPU), _Two(recorder.launches))
+    rows = torch.arange(NUM_ROWS)
+    llama.forward(ForwardBatch(rows, rows, recorder, lora))
+    exchanges = [launch for launch in recorder.launches if launch.startswith(("sum_parts", "all_reduce", "add_rms"))]
+    block = ["sum_parts + delta" if with_lora else "sum_parts pdl", "all_reduce", "add_rms_norm"]
+    assert exchanges == ["all_reduce", *block * 4], "the embedding's, then two layers of two blocks"

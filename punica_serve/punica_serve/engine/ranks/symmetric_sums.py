@@ -10,6 +10,7 @@ from torch import Tensor
 
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.models.collectives import Collectives
 
 #: The types that torch's kernels add.
 DTYPES = (torch.bfloat16, torch.float32)
@@ -49,7 +50,7 @@ class SymmetricSums:
         return flat.view(part.shape)
 
 
-class ChosenCollectives:
+class ChosenCollectives(Collectives):
     """``all_reduce`` by the way that was chosen for the tensor's size; all else as ``library`` does it."""
 
     def __init__(self, library: TorchCollectives, choice: ExchangeChoice, device: torch.device) -> None:

@@ -6,12 +6,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from punica_serve.base_model.rank import Rank
+from punica_serve.models.collectives import Collectives
 
 #: The newer name in torch.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
-class TorchCollectives:
+class TorchCollectives(Collectives):
     """A process group, and the store at which it met. Its timeout bounds every wait outside CUDA graphs.
 
     NCCL runs on the current stream, so a CUDA graph captures it as it captures kernels.
