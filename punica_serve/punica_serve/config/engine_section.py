@@ -34,7 +34,7 @@ ColdStart = Literal["wait", "layerwise", "cpu_assist", "auto"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 
 #: How the ranks of a group of GPUs add up.
-Exchange = Literal["auto", "nccl"]
+Exchange = Literal["auto", "nccl", "fused"]
 
 _MAX_AUTO_BATCH = 256
 
@@ -116,6 +116,8 @@ class EngineConfig(ConfigModel):
     divide_lora_from: PositiveInt | None = None
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
     #: GPUs: NCCL, or one or two shots over memory that all of them map; NCCL where nobody measured. nccl: always so.
+    #: fused: as auto, but a layer's exchange, its sums and its norm are one kernel up to 1 MiB; its speed is not
+    #: measured yet.
     exchange: Exchange = "auto"
     #: Times of `auto`, as `punica-serve bench collectives --table FILE` writes them; by default those that ship.
     exchange_times: File | None = None

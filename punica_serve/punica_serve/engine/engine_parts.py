@@ -46,7 +46,7 @@ class EngineParts:
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)
         share = config.share_of(model, collectives.rank)
-        collectives = exchanges_of(collectives, config, dtype, device)
+        collectives = exchanges_of(collectives, config, share.hidden_size, dtype, device)
         loaded = load_model(config, share, dtype, device, collectives)
         lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
         sampler = Sampler(

@@ -12,6 +12,7 @@ from punica_kernels.bench.timing import graph_us
 from punica_serve.base_model.model_config import ModelDtype
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.collectives.exchange_ways import WAYS
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors.reasons import first_line
 
 #: Exchanges in one CUDA graph.
@@ -46,26 +47,31 @@ def run_rank(rank: Rank, settings: ExchangeSettings, store: Path, results: Conne
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
+    file_store = FileStore(str(store), rank.size)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
-        store=FileStore(str(store), rank.size),
+        store=file_store,
         rank=rank.index,
         world_size=rank.size,
         timeout=timedelta(seconds=settings.timeout_s),
         device_id=device if is_gpu else None,
     )
     try:
+        assert dist.group.WORLD is not None
+        collectives = TorchCollectives(dist.group.WORLD, file_store)
         for way in settings.ways:
-            _run_way(way, device, settings, results)
+            _run_way(way, collectives, device, settings, results)
     finally:
         dist.destroy_process_group()
 
 
-def _run_way(way: str, device: torch.device, settings: ExchangeSettings, results: Connection) -> None:
+def _run_way(
+    way: str, collectives: TorchCollectives, device: torch.device, settings: ExchangeSettings, results: Connection
+) -> None:
     dtype: torch.dtype = getattr(torch, settings.dtype)
     for num_bytes in settings.sizes:
         try:
-            exchange = WAYS[way](device, num_bytes // dtype.itemsize, dtype)
+            exchange = WAYS[way](collectives, device, num_bytes // dtype.itemsize, dtype)
             microseconds = graph_us(
                 [exchange] * (_NUM_CALLS if device.type == "cuda" else 1), device, settings.num_replays
             )

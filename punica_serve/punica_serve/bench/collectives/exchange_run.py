@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.collectives.exchange_rank import ExchangeSettings, run_rank
+from punica_serve.bench.collectives.exchange_ways import FUSED, WITH_NORM
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, ExchangeTimes, MeasuredGroup, choose
 from punica_serve.errors import ConfigError
@@ -50,9 +51,9 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
         failures.append(str(error))
     reasons = {f"{each.way} at {each.num_bytes} bytes: {each.result}" for each in found if isinstance(each.result, str)}
     device = f"{settings.device}:0" if settings.device == "cuda" else settings.device
-    table = exchange_table(settings, found)
+    tables = exchange_tables(settings, found)
     facts: dict[str, Value] = {}
-    if settings.device == "cuda" and (group := measured_group(_gpu_name(), settings.num_ranks, table)) is not None:
+    if settings.device == "cuda" and (group := measured_group(_gpu_name(), settings.num_ranks, tables)) is not None:
         facts["fastest"] = f"{choose(group.times)}"
         if times_file is not None:
             write_times(group, times_file)
@@ -60,40 +61,54 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
         "collectives",
         machine(device),
         asdict(settings),
-        [table],
+        tables,
         {},
         facts=facts,
         failures=[*failures, *sorted(reasons)],
     )
 
 
-def exchange_table(settings: ExchangeSettings, found: list[Found]) -> TableData:
-    """Microseconds of one exchange of each size by each way: those of the slowest rank."""
+def exchange_tables(settings: ExchangeSettings, found: list[Found]) -> list[TableData]:
+    """Microseconds of one exchange of each size by each way: those of the slowest rank. Sums alone, then with norms."""
+    how = "in a CUDA graph" if settings.device == "cuda" else "call by call"
+    what = f"over {settings.num_ranks} ranks, {settings.dtype}, µs of one exchange {how}"
+    sums = [way for way in settings.ways if way not in WITH_NORM]
+    with_norms = [way for way in settings.ways if way in WITH_NORM]
+    tables = [_table("exchanges", f"Sum {what}", sums, settings, found)] if sums else []
+    if with_norms:
+        title = f"Parts summed, sum {what}, residual added and normed"
+        tables.append(_table("layer_exchanges", title, with_norms, settings, found))
+    return tables
+
+
+def _table(key: str, title: str, ways: list[str], settings: ExchangeSettings, found: list[Found]) -> TableData:
     slowest: dict[tuple[int, str], float] = {}
     for each in found:
         if not isinstance(each.result, str):
-            key = (each.num_bytes, each.way)
-            slowest[key] = max(each.result, slowest.get(key, 0.0))
+            place = (each.num_bytes, each.way)
+            slowest[place] = max(each.result, slowest.get(place, 0.0))
     rows: list[tuple[Value, ...]] = []
     for num_bytes in settings.sizes:
-        times = {way: slowest.get((num_bytes, way)) for way in settings.ways}
+        times = {way: slowest.get((num_bytes, way)) for way in ways}
         known = {way: time_us for way, time_us in times.items() if time_us is not None}
         rows.append((num_bytes, *times.values(), min(known, key=known.__getitem__) if known else None))
     columns = (
         Column("bytes", "bytes", ",d"),
-        *(Column(f"{way}_us", f"{way}, µs", ",.1f") for way in settings.ways),
+        *(Column(f"{way}_us", f"{way}, µs", ",.1f") for way in ways),
         Column("fastest", "fastest"),
     )
-    how = "in a CUDA graph" if settings.device == "cuda" else "call by call"
-    title = f"Sum over {settings.num_ranks} ranks, {settings.dtype}, µs of one exchange {how}"
-    return TableData("exchanges", title, columns, rows)
+    return TableData(key, title, columns, rows)
 
 
-def measured_group(device_name: str, num_ranks: int, table: TableData) -> MeasuredGroup | None:
-    """The table as the engine reads it; None if NCCL's times are missing at all sizes."""
+def measured_group(device_name: str, num_ranks: int, tables: list[TableData]) -> MeasuredGroup | None:
+    """The tables as the engine reads them; None if NCCL's times are missing at all sizes."""
+    by_size: dict[Value, dict[str, Value]] = {}
+    for table in tables:
+        for record in table.records:
+            by_size.setdefault(record["bytes"], {}).update(record)
     times = tuple(
-        ExchangeTime.model_validate({"bytes": record["bytes"], **_rounded(record)})
-        for record in table.records
+        ExchangeTime.model_validate({"bytes": num_bytes, **_rounded(record)})
+        for num_bytes, record in by_size.items()
         if record.get("nccl_us") is not None
     )
     return MeasuredGroup(device=device_name, ranks=num_ranks, times=times) if times else None
@@ -110,8 +125,11 @@ def write_times(group: MeasuredGroup, file: Path) -> None:
 
 def _rounded(record: Mapping[str, Value]) -> dict[str, float]:
     """Microseconds of the engine's ways."""
-    found = ((way, record.get(f"{way}_us")) for way in WAYS)
-    return {way: round(float(time_us), 1) for way, time_us in found if time_us is not None}
+    times = {way: record.get(f"{way}_us") for way in (*WAYS, *WITH_NORM)}
+    known = {way: round(float(time_us), 1) for way, time_us in times.items() if time_us is not None}
+    in_turn = [time_us for way, time_us in known.items() if way in WITH_NORM and way != FUSED]
+    unfused = {"unfused": min(in_turn)} if in_turn else {}
+    return {way: time_us for way, time_us in known.items() if way in WAYS or way == FUSED} | unfused
 
 
 def _gpu_name() -> str:

@@ -1,61 +1,98 @@
-"""The ways in which ranks can add up a tensor, each on a tensor of its own of a fixed size."""
+"""The ways in which ranks can add up a tensor, and end a layer's block with it, each on tensors of a fixed size."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from punica_serve.engine.ranks.exchange_choice import Way
+from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
+from punica_serve.engine.ranks.exchange_choice import WAYS as SUMS
+from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
 
 #: Adds up the ranks' tensors once, without a wait for the host.
 Exchange = Callable[[], object]
+_MakeExchange = Callable[[TorchCollectives, torch.device, int, torch.dtype], Exchange]
+
+#: Llama-2-7B's hidden size, where the tensor has as many numbers.
+_WIDTH = 4096
+#: Partial sums of a projection, as the engine's kernel makes of a decode's few rows.
+_SPLITS = 2
 
 
-def _library(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
+def _library(collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
     tensor = torch.zeros(numel, dtype=dtype, device=device)
-    return lambda: dist.all_reduce(tensor)
+    return lambda: collectives.all_reduce(tensor)
 
 
-def _one_shot(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
-    return _engine_sum("one_shot", device, numel, dtype)
-
-
-def _two_shot(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
-    return _engine_sum("two_shot", device, numel, dtype)
-
-
-def _engine_sum(way: Way, device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
+def _symmetric(
+    way: Way, collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype
+) -> Exchange:
     """As the engine adds up what it has put into the memory of all."""
-    assert dist.group.WORLD is not None
-    sums = SymmetricSums(dist.group.WORLD, numel * dtype.itemsize, device)
+    sums = SymmetricSums(collectives.group, numel * dtype.itemsize, device)
     part = sums.memory(torch.Size([numel]), dtype).zero_()
     return lambda: sums.add_up(part, way)
 
 
-def _multimem(device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
+def _multimem(collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
     """The switch between the GPUs adds up, in an order of its own."""
     from torch.distributed import _symmetric_memory as symmetric_memory
 
-    assert dist.group.WORLD is not None
-    group = dist.group.WORLD.group_name
+    group = collectives.group.group_name
     tensor = symmetric_memory.empty(numel, dtype=dtype, device=device).zero_()
-    symmetric_memory.rendezvous(tensor, dist.group.WORLD)
+    symmetric_memory.rendezvous(tensor, collectives.group)
     return lambda: torch.ops.symm_mem.multimem_all_reduce_(tensor, "sum", group)
 
 
-WAYS: dict[str, Callable[[torch.device, int, torch.dtype], Exchange]] = {
+def _with_norm(
+    way: Way | None, collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype
+) -> Exchange:
+    """As the engine ends a block: parts and LoRA's delta summed, exchanged, added to the residual, normed.
+
+    In three kernels, of which one sums over ranks by ``way``, or in one.
+    """
+    num_rows = max(1, numel // _WIDTH)
+    width = numel // num_rows
+    num_bytes = num_rows * width * dtype.itemsize
+    choice = ExchangeChoice(max_fused_bytes=num_bytes) if way is None else ExchangeChoice(((num_bytes, way),))
+    chosen = ChosenCollectives(collectives, choice, width, dtype, device)
+    dist.barrier(collectives.group)
+
+    def zeros(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=of, device=device)
+
+    out, residual, delta = (zeros(num_rows, width) for _ in range(3))
+    x, weight = zeros(_SPLITS, num_rows, width, of=torch.float32), zeros(width)
+    return lambda: chosen.add_rms_norm(out, x, residual, weight, 1e-6, delta, None, pdl=False)
+
+
+def with_norm(way: str) -> str:
+    """The name of a way to sum over ranks when it is measured with what the engine does before and behind it."""
+    return f"{way}_norm"
+
+
+#: The name of the one kernel that does all of that.
+FUSED = "fused"
+
+WAYS: dict[str, _MakeExchange] = {
     "gloo": _library,
     "nccl": _library,
-    "one_shot": _one_shot,
-    "two_shot": _two_shot,
+    "one_shot": partial(_symmetric, "one_shot"),
+    "two_shot": partial(_symmetric, "two_shot"),
     "multimem": _multimem,
+    **{with_norm(way): partial(_with_norm, way) for way in SUMS},
+    FUSED: partial(_with_norm, None),
 }
 
 ON_CPU = ("gloo",)
+#: Those of the second table.
+WITH_NORM = (*map(with_norm, SUMS), FUSED)
 #: Multimem adds in no fixed order, and needs a switch that can, so it is measured only if asked for.
-ON_GPUS = ("nccl", "one_shot", "two_shot")
+ON_GPUS = (*SUMS, *WITH_NORM)
 
 
 def parse_ways(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="nccl, one_shot, two_shot; multimem only if asked for: it adds in no fixed order. gloo on CPUs.",
+            help="nccl, one_shot, two_shot; nccl_norm, one_shot_norm, two_shot_norm, with what a layer does around it;"
+            " fused, one kernel for all of that. multimem only if asked for: it adds in no fixed order. gloo on CPUs.",
         ),
     ] = None,
     size: Annotated[
@@ -32,17 +33,18 @@ def command(
     replays: Annotated[int, typer.Option(min=1, max=10_000, help="Replays; results are medians.")] = 7,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Measure how long ranks take to add up a tensor, by its bytes, in processes that this command starts."""
+    """Measure how long ranks take to add up a tensor, and to norm the sum, in processes that this command starts."""
     from punica_serve.bench.collectives.exchange_rank import ExchangeSettings
     from punica_serve.bench.collectives.exchange_run import run_exchanges
     from punica_serve.bench.collectives.exchange_ways import parse_ways
 
     _check_device(device, ranks)
-    _check_table(table, device, ways)
+    chosen = parse_ways(ways, on_gpu=device == "cuda")
+    _check_table(table, chosen)
     settings = ExchangeSettings(
         device=device,
         num_ranks=ranks,
-        ways=parse_ways(ways, on_gpu=device == "cuda"),
+        ways=chosen,
         sizes=tuple(sorted(size or _sizes())),
         num_replays=replays,
     )
@@ -56,10 +58,10 @@ def _sizes() -> list[int]:
     return sizes
 
 
-def _check_table(table: Path | None, device: str, ways: str | None) -> None:
+def _check_table(table: Path | None, ways: tuple[str, ...]) -> None:
     if table is None:
         return
-    if device != "cuda" or (ways is not None and "nccl" not in ways):
+    if "nccl" not in ways:
         raise ConfigError("`--table` takes GPUs' times, NCCL's among them; drop it, or measure these", param="table")
     if not table.absolute().parent.is_dir():
         raise ConfigError(f"`--table`: there is no folder {table.absolute().parent}", param="table")

@@ -8,9 +8,7 @@ without a limit of their own, as NCCL's do in CUDA graphs: who watches the group
 import torch
 from torch import Tensor
 
-from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
-from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import Collectives
+from punica_serve.engine.ranks.exchange_choice import Way
 
 #: The types that torch's kernels add.
 DTYPES = (torch.bfloat16, torch.float32)
@@ -48,33 +46,3 @@ class SymmetricSums:
         else:
             torch.ops.symm_mem.two_shot_all_reduce_(flat, "sum", self._group_name)
         return flat.view(part.shape)
-
-
-class ChosenCollectives(Collectives):
-    """``all_reduce`` by the way that was chosen for the tensor's size; all else as ``library`` does it."""
-
-    def __init__(self, library: TorchCollectives, choice: ExchangeChoice, device: torch.device) -> None:
-        """All ranks must, with one choice. Raises RuntimeError if their GPUs can't map each other's memory."""
-        self.rank = library.rank
-        self.choice = choice
-        self._library = library
-        self._sums = SymmetricSums(library.group, choice.max_bytes, device)
-
-    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """See ``Collectives.empty``."""
-        is_shared = self._sums.fits(shape.numel() * dtype.itemsize, dtype)
-        return self._sums.memory(shape, dtype) if is_shared else self._library.empty(shape, dtype, device)
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See ``Collectives.all_reduce``."""
-        way = self.choice.way(tensor.nbytes)
-        if way == "nccl" or not self._sums.fits(tensor.nbytes, tensor.dtype):
-            return self._library.all_reduce(tensor)
-        if self._sums.holds(tensor):
-            return self._sums.add_up(tensor, way)
-        part = self._sums.memory(tensor.shape, tensor.dtype).copy_(tensor)
-        return tensor.copy_(self._sums.add_up(part, way))
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """See ``Collectives.all_gather``."""
-        return self._library.all_gather(tensor)

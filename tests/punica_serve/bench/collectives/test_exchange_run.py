@@ -6,7 +6,7 @@ from rich.progress import Progress
 from punica_serve.bench.collectives.exchange_rank import ExchangeSettings
 from punica_serve.bench.collectives.exchange_run import (
     Found,
-    exchange_table,
+    exchange_tables,
     measured_group,
     run_exchanges,
     write_times,
@@ -22,7 +22,7 @@ def test_a_row_has_the_slowest_rank_of_each_way_and_the_fastest_way() -> None:
         *(Found("nccl", 64, 9.0), Found("nccl", 64, 11.0), Found("one_shot", 64, 7.0)),
         *(Found("nccl", 128, 12.0), Found("one_shot", 128, "no symmetric memory")),
     ]
-    table = exchange_table(settings, found)
+    (table,) = exchange_tables(settings, found)
     assert table.rows == [(64, 11.0, 7.0, "one_shot"), (128, 12.0, None, "nccl")]
     assert [column.key for column in table.columns] == ["bytes", "nccl_us", "one_shot_us", "fastest"]
 
@@ -30,7 +30,7 @@ def test_a_row_has_the_slowest_rank_of_each_way_and_the_fastest_way() -> None:
 def test_the_engine_reads_the_file_that_is_written(tmp_path: Path) -> None:
     settings = ExchangeSettings("cuda", 2, ("nccl", "two_shot", "multimem"), (64, 128, 256))
     found = [Found("nccl", 64, 9.04), Found("nccl", 128, 12.0), Found("two_shot", 64, 7.26), Found("multimem", 64, 1.0)]
-    group = measured_group("H100", 2, exchange_table(settings, found))
+    group = measured_group("H100", 2, exchange_tables(settings, found))
     assert group is not None
     write_times(group, tmp_path / "times.yaml")
     read = read_times(tmp_path / "times.yaml").groups
@@ -40,7 +40,7 @@ def test_the_engine_reads_the_file_that_is_written(tmp_path: Path) -> None:
 
 def test_nothing_is_read_from_a_table_without_nccl() -> None:
     settings = ExchangeSettings("cuda", 2, ("nccl", "two_shot"), (64,))
-    assert measured_group("H100", 2, exchange_table(settings, [Found("two_shot", 64, 7.0)])) is None
+    assert measured_group("H100", 2, exchange_tables(settings, [Found("two_shot", 64, 7.0)])) is None
 
 
 def test_each_device_has_its_ways() -> None:
@@ -51,10 +51,33 @@ def test_each_device_has_its_ways() -> None:
         parse_ways("one_shot", on_gpu=False)
 
 
+def test_a_layers_exchange_is_compared_with_the_fastest_of_three_kernels(tmp_path: Path) -> None:
+    ways = ("nccl", "one_shot_norm", "two_shot_norm", "fused")
+    settings = ExchangeSettings("cuda", 2, ways, (64, 128))
+    found = [
+        *(Found("nccl", size, 12.0) for size in settings.sizes),
+        *(Found("one_shot_norm", 64, 15.0), Found("one_shot_norm", 128, 21.0), Found("two_shot_norm", 128, 20.0)),
+        *(Found("fused", 64, 10.0), Found("fused", 64, 11.0), Found("fused", 128, "no symmetric memory")),
+    ]
+    sums, layers = exchange_tables(settings, found)
+    assert sums.rows == [(64, 12.0, "nccl"), (128, 12.0, "nccl")]
+    assert layers.rows == [(64, 15.0, None, 11.0, "fused"), (128, 21.0, 20.0, None, "two_shot_norm")]
+    group = measured_group("H100", 2, [sums, layers])
+    assert group is not None
+    write_times(group, tmp_path / "times.yaml")
+    assert read_times(tmp_path / "times.yaml").groups[0].times == (
+        ExchangeTime(bytes=64, nccl=12.0, fused=11.0, unfused=15.0),
+        ExchangeTime(bytes=128, nccl=12.0, unfused=20.0),
+    )
+
+
 @pytest.mark.slow
 def test_two_processes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    report = run_exchanges(ExchangeSettings("cpu", 2, ON_CPU, (256, 4096), num_replays=2), Progress(disable=True))
+    ways = (*ON_CPU, "nccl_norm")  # whose sums are gloo's here
+    report = run_exchanges(ExchangeSettings("cpu", 2, ways, (256, 40960), num_replays=2), Progress(disable=True))
     assert not report.failures
-    assert [row[0] for row in report.tables[0].rows] == [256, 4096]
-    assert all(float(row[1] or 0) > 0 for row in report.tables[0].rows)
+    for table in report.tables:
+        assert [row[0] for row in table.rows] == [256, 40960]
+        assert all(float(row[1] or 0) > 0 for row in table.rows)
+    assert len(report.tables) == 2

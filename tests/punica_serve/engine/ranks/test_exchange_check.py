@@ -1,7 +1,7 @@
 """The sums by which a group confirms its exchanges. Exchanges of GPUs are played, and so is the wait for them."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,13 +10,16 @@ from torch._C._distributed_c10d import HashStore
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks import exchange_check
-from punica_serve.engine.ranks.exchange_check import check_sums, find_fault
+from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
+from punica_serve.engine.ranks.exchange_check import check_exchanges, find_fault, find_norm_fault
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
 from punica_serve.engine.ranks.start_votes import StartVotes
-from punica_serve.engine.ranks.symmetric_sums import ChosenCollectives
 from punica_serve.errors import ConfigError
+from punica_serve.models.collectives import Collectives
+from thread_ranks import run_ranks
 
 _CPU = torch.device("cpu")
+_WIDTH = 24
 
 
 class _Sums:
@@ -51,6 +54,43 @@ def test_a_rank_with_a_wrong_sum_makes_those_that_the_others_wait_for(
     assert sums.num_sums == 4
 
 
+class _Norms:
+    """A rank's exchanges of layers, some of which it gets wrong."""
+
+    choice = ExchangeChoice((), max_fused_bytes=1000)
+
+    def __init__(self, collectives: Collectives, wrong: int | None, by: int) -> None:
+        self.rank = collectives.rank
+        self.nums_rows: list[int] = []
+        self._collectives = collectives
+        self._wrong = wrong
+        self._by = by
+
+    def add_rms_norm(self, out: Tensor, x: Tensor, residual: Tensor, *weights: Any, pdl: bool) -> None:
+        self._collectives.add_rms_norm(out, x, residual, *weights, pdl=pdl)
+        if len(self.nums_rows) == self._wrong:
+            (out if self._by else residual)[-1, -1] += self._by or 1
+        self.nums_rows.append(len(residual))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("wrong", "by"), [(None, 0), (0, 0), (1, 0), (3, 0), (3, 1)])
+def test_so_does_one_with_a_wrong_norm(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wrong: int | None, by: int
+) -> None:
+    monkeypatch.setattr(exchange_check, "_await_end", lambda way, fault_of_others: None)
+
+    def find(collectives: Collectives) -> tuple[str | None, list[int]]:
+        norms = _Norms(collectives, wrong if collectives.rank.index == 1 else None, by)
+        return find_norm_fault(cast(ChosenCollectives, norms), _WIDTH, dtype, _CPU, lambda: None), norms.nums_rows
+
+    (first, first_rows), (second, second_rows) = run_ranks(2, find)
+    most = 1000 // (_WIDTH * dtype.itemsize)
+    assert first_rows == second_rows == [most, 1, most, most]
+    assert first is None
+    assert second is None if wrong is None else (second or "").startswith("the fused kernel has added")
+
+
 class _Broken(_Sums):
     """Sums that a rank can't begin."""
 
@@ -74,9 +114,10 @@ def _check_two(first: _Sums, second: _Sums) -> tuple["Future[str | None]", "Futu
     with ThreadPoolExecutor(2) as threads:
         futures = [
             threads.submit(
-                check_sums,
+                check_exchanges,
                 cast(ChosenCollectives, sums),
-                (torch.bfloat16, torch.float32),
+                _WIDTH,
+                torch.bfloat16,
                 _CPU,
                 StartVotes(store, Rank(index, 2), timeout_s=1.0),
             )

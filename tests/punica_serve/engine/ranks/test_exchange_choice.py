@@ -1,11 +1,20 @@
 """The exchange of each size, from measured times."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, ExchangeTime, Way, choice_of, choose, read_times
+from punica_serve.engine.ranks.exchange_choice import (
+    FUSED_BYTES,
+    ExchangeChoice,
+    ExchangeTime,
+    Way,
+    choice_of,
+    choose,
+    read_times,
+)
 from punica_serve.errors import ConfigError
 
 _H100 = "NVIDIA H100 80GB HBM3"
@@ -34,6 +43,43 @@ def test_sizes_between_take_the_larger_ones_way_and_nccl_those_beyond() -> None:
     assert [choice.way(size) for size in (1, 8, 9, 16, 17)] == ["one_shot", "one_shot", "two_shot", "two_shot", "nccl"]
     assert choice.max_bytes == 16
     assert str(choice) == "one_shot up to 8 bytes, two_shot up to 16 bytes, nccl beyond"
+
+
+@pytest.mark.parametrize(
+    ("fused", "max_bytes"),
+    [
+        ([(5.0, 9.0), (6.0, 9.0), (9.0, 9.0)], 16),
+        ([(5.0, 9.0), (None, None), (6.0, 9.0)], 8),
+        ([(9.0, 5.0), (6.0, 9.0), (6.0, 9.0)], 0),
+        ([(5.0, None), (6.0, None), (6.0, None)], 0),
+    ],
+)
+def test_layers_are_fused_up_to_where_three_kernels_are_as_fast(
+    fused: list[tuple[float | None, float | None]], max_bytes: int
+) -> None:
+    times = [
+        ExchangeTime(bytes=8 << place, nccl=9.0, one_shot=8.0, fused=own, unfused=others)
+        for place, (own, others) in enumerate(fused)
+    ]
+    choice = choose(times[::-1])
+    assert choice == ExchangeChoice(((32, "one_shot"),), max_bytes)
+    assert ("fused with the norm up to" in str(choice)) == bool(max_bytes)
+
+
+def test_fused_can_be_set_for_groups_of_any_size(tiny_llama: Path) -> None:
+    config = EngineConfig(model=tiny_llama, exchange="fused")
+    assert choice_of(config, _H100, 2) == replace(
+        choice_of(EngineConfig(model=tiny_llama), _H100, 2), max_fused_bytes=FUSED_BYTES
+    )
+    for device, num_ranks in ((_H100, 3), ("NVIDIA A100", 2)):
+        assert choice_of(config, device, num_ranks) == ExchangeChoice((), FUSED_BYTES)
+
+
+def test_no_table_that_ships_has_the_fused_kernel_which_nobody_has_measured(tiny_llama: Path) -> None:
+    config = EngineConfig(model=tiny_llama)
+    for device, num_ranks in ((_H100, 2), ("NVIDIA H200", 2)):
+        assert choice_of(config, device, num_ranks).max_bytes
+        assert not choice_of(config, device, num_ranks).max_fused_bytes
 
 
 def test_what_nobody_measured_is_nccls(tiny_llama: Path, tmp_path: Path) -> None:

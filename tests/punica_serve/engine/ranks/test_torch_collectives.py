@@ -1,5 +1,7 @@
 """Two processes: this one and another, joined by gloo on CPUs, and by each exchange in CUDA graphs on two GPUs."""
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 from group_rank import serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
-from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.bench.collectives.exchange_run import write_times
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, MeasuredGroup, Way
 
@@ -34,6 +36,21 @@ def test_two_gpus_say_what_one_says(
     settings = {"exchange": "auto", "exchange_times": f"{_times(tmp_path, way)}", "divide_lora_from": divide_lora_from}
     answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, **settings)
     assert_same(answers, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_so_they_do_in_one_kernel_with_the_norm(
+    make_model: Callable[..., Path], tmp_path: Path, model_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model(model_type)
+    adapters = write_adapters(tmp_path / "adapters", read_model_config(model))
+    expected = serve(model, adapters, device="cuda:0")
+    with caplog.at_level(logging.INFO):
+        answers = serve_in_two(tmp_path / "store", "cuda", model, adapters, exchange="fused")
+    assert_same(answers, expected)
+    assert "fused with the norm up to 1,048,576 bytes" in caplog.text, "the start has confirmed it"
 
 
 def _times(folder: Path, way: Way) -> Path:

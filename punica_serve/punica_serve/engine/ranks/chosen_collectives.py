@@ -1,0 +1,66 @@
+"""Exchanges between GPUs by the way that was chosen for the size of each."""
+
+import torch
+from torch import Tensor
+
+from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
+from punica_serve.engine.ranks.fused_norm import FusedNorm
+from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.models.collectives import Collectives
+
+
+class ChosenCollectives(Collectives):
+    """``all_reduce`` and ``add_rms_norm`` by the way that was chosen; all else as ``library`` does it."""
+
+    def __init__(
+        self, library: TorchCollectives, choice: ExchangeChoice, width: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """All ranks must, with one choice. ``width``, ``dtype``: of the residual.
+
+        Raises RuntimeError if their GPUs can't map each other's memory.
+        """
+        self.rank = library.rank
+        self.choice = choice
+        self._library = library
+        self._sums = SymmetricSums(library.group, choice.max_bytes, device) if choice.max_bytes else None
+        fused_bytes = choice.max_fused_bytes
+        self._fused = FusedNorm(library.group, fused_bytes, width, dtype, device) if fused_bytes else None
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See ``Collectives.empty``."""
+        if self._sums is not None and self._sums.fits(shape.numel() * dtype.itemsize, dtype):
+            return self._sums.memory(shape, dtype)
+        return self._library.empty(shape, dtype, device)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_reduce``."""
+        way = self.choice.way(tensor.nbytes)
+        if self._sums is None or way == "nccl" or not self._sums.fits(tensor.nbytes, tensor.dtype):
+            return self._library.all_reduce(tensor)
+        if self._sums.holds(tensor):
+            return self._sums.add_up(tensor, way)
+        part = self._sums.memory(tensor.shape, tensor.dtype).copy_(tensor)
+        return tensor.copy_(self._sums.add_up(part, way))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_gather``."""
+        return self._library.all_gather(tensor)
+
+    def add_rms_norm(
+        self,
+        out: Tensor,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        delta: Tensor | None,
+        added_weight: Tensor | None,
+        *,
+        pdl: bool,
+    ) -> None:
+        """See ``Collectives.add_rms_norm``."""
+        if self._fused is not None and self._fused.takes(residual):
+            self._fused(out, x, residual, weight, eps, delta, added_weight)
+        else:
+            super().add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)

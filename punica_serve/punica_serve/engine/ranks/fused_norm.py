@@ -1,0 +1,57 @@
+"""A layer's exchange in one kernel over memory that all GPUs of a group map: sum over ranks, residual and norm."""
+
+import torch
+from torch import Tensor
+
+from punica_kernels.peer_memory import PeerMemory, piece_bytes
+
+
+class FusedNorm:
+    """The memory of one group for rows of one width and dtype. All its exchanges run on one stream, without PDL."""
+
+    def __init__(
+        self,
+        group: torch.distributed.ProcessGroup,
+        max_bytes: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """All ranks must, and meet once more before the first exchange. ``max_bytes``: of a rank's rows.
+
+        Raises RuntimeError if their GPUs can't map each other's memory.
+        """
+        from torch.distributed import _symmetric_memory as symmetric_memory
+
+        self.max_rows = max(1, max_bytes // (width * dtype.itemsize))
+        num_bytes = piece_bytes(self.max_rows, width, dtype)
+        self._own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
+        handle = symmetric_memory.rendezvous(self._own, group)
+        #: Keep the memory mapped.
+        self._pieces = [handle.get_buffer(rank, (num_bytes,), torch.uint8) for rank in range(group.size())]
+        if self._pieces[group.rank()].data_ptr() != self._own.data_ptr():
+            raise RuntimeError("this torch maps symmetric memory at another place than its own tensor")
+        # A multiprocessor has room for one program of any width, so all of a launch run at once.
+        max_programs = torch.cuda.get_device_properties(device).multi_processor_count
+        arguments = (group.rank(), self.max_rows, width, dtype, max_programs)
+        self._memory = PeerMemory.of_pieces(self._pieces, *arguments)
+        torch.cuda.synchronize(device)  # the zeros are there
+
+    def takes(self, rows: Tensor) -> bool:
+        """Whether it can exchange such rows [num_rows, width]: the same answer on all ranks."""
+        return self._memory.holds(rows)
+
+    def __call__(
+        self,
+        out: Tensor,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        delta: Tensor | None,
+        added_weight: Tensor | None,
+    ) -> None:
+        """See ``Collectives.add_rms_norm``."""
+        from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
+
+        all_reduce_add_rms_norm(out, x, residual, weight, eps, delta, added_weight, self._memory)
