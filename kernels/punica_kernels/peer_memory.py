@@ -22,7 +22,9 @@ _ALIGNMENT = 512
 class PeerMemory:
     """One rank's view of all pieces, for rows of one width and dtype. One exchange at a time may use it."""
 
-    #: int64 [size]: the address of each rank's piece, by rank.
+    #: uint8 [`piece_bytes`] of each rank, by rank, as this one maps them.
+    pieces: tuple[Tensor, ...]
+    #: int64 [size]: their addresses, on the device.
     addresses: Tensor
     #: int32 [max_rows]: the place that each row takes next; zero at first. Only this rank reads it.
     turns: Tensor
@@ -36,16 +38,16 @@ class PeerMemory:
     def of_pieces(
         cls, pieces: Sequence[Tensor], rank: int, max_rows: int, width: int, dtype: torch.dtype, max_programs: int
     ) -> "PeerMemory":
-        """``pieces``: uint8 [`piece_bytes`] of each rank, as this one maps them; the caller keeps them mapped."""
+        """Room for exchanges of up to ``max_rows`` rows."""
         device = pieces[rank].device
         addresses = torch.tensor([piece.data_ptr() for piece in pieces], dtype=torch.int64, device=device)
         turns = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        return cls(addresses, turns, rank, width, dtype, max_programs)
+        return cls(tuple(pieces), addresses, turns, rank, width, dtype, max_programs)
 
     @property
     def size(self) -> int:
         """Ranks of the group."""
-        return self.addresses.numel()
+        return len(self.pieces)
 
     @property
     def max_rows(self) -> int:

@@ -23,18 +23,17 @@ class FusedNorm:
         """
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        self.max_rows = max(1, max_bytes // (width * dtype.itemsize))
-        num_bytes = piece_bytes(self.max_rows, width, dtype)
-        self._own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
-        handle = symmetric_memory.rendezvous(self._own, group)
-        #: Keep the memory mapped.
-        self._pieces = [handle.get_buffer(rank, (num_bytes,), torch.uint8) for rank in range(group.size())]
-        if self._pieces[group.rank()].data_ptr() != self._own.data_ptr():
+        rank, max_rows = group.rank(), max(1, max_bytes // (width * dtype.itemsize))
+        num_bytes = piece_bytes(max_rows, width, dtype)
+        own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
+        handle = symmetric_memory.rendezvous(own, group)
+        pieces = [handle.get_buffer(index, (num_bytes,), torch.uint8) for index in range(group.size())]
+        if pieces[rank].data_ptr() != own.data_ptr():
             raise RuntimeError("this torch maps symmetric memory at another place than its own tensor")
+        pieces[rank] = own
         # A multiprocessor has room for one program of any width, so all of a launch run at once.
         max_programs = torch.cuda.get_device_properties(device).multi_processor_count
-        arguments = (group.rank(), self.max_rows, width, dtype, max_programs)
-        self._memory = PeerMemory.of_pieces(self._pieces, *arguments)
+        self._memory = PeerMemory.of_pieces(pieces, rank, max_rows, width, dtype, max_programs)
         torch.cuda.synchronize(device)  # the zeros are there
 
     def takes(self, rows: Tensor) -> bool:

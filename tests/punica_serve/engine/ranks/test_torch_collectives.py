@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,19 @@ def test_two_processes_say_what_one_says(
     assert_same(answers, serve(tiny_llama, adapters))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_so_they_do_with_the_kernel_that_exchanges_and_norms(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    model = make_model(model_type)
+    adapters = write_adapters(tmp_path / "adapters", read_model_config(model))
+    answers = serve_in_two(tmp_path / "store", "cpu", model, adapters, max_fused_rows=7)
+    assert_same(answers, serve(model, adapters))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
 @pytest.mark.parametrize("way", WAYS)
@@ -33,7 +47,11 @@ def test_two_gpus_say_what_one_says(
 ) -> None:
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     expected = serve(tiny_llama, adapters, device="cuda:0")
-    settings = {"exchange": "auto", "exchange_times": f"{_times(tmp_path, way)}", "divide_lora_from": divide_lora_from}
+    settings: dict[str, Any] = {
+        "exchange": "auto",
+        "exchange_times": f"{_times(tmp_path, way)}",
+        "divide_lora_from": divide_lora_from,
+    }
     answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, **settings)
     assert_same(answers, expected)
 
