@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.driver import bring, step
+from punica_serve.bench.driver import preload, step
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.workload import Population
@@ -30,7 +30,7 @@ _PREFILL_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BatchingSettings:
     """The benchmark's options."""
 
     #: Lengths in tokens of the prompts whose prefill is timed.
@@ -68,27 +68,27 @@ class DecodeTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BatchingMeasured:
     """All cases that fit the model and its KvCache."""
 
     prefills: tuple[PrefillTime, ...]
     decodes: tuple[DecodeTime, ...]
 
 
-def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def run(subject: Subject, settings: BatchingSettings, progress: Progress) -> BatchingMeasured:
     """Raises RequestFailed if any request fails."""
     prefills = _measure_prefills(subject, settings, progress)
     subject.free_memory()
-    return Measured(prefills, _measure_decodes(subject, settings, progress))
+    return BatchingMeasured(prefills, _measure_decodes(subject, settings, progress))
 
 
-def _measure_prefills(subject: Subject, settings: Settings, progress: Progress) -> tuple[PrefillTime, ...]:
+def _measure_prefills(subject: Subject, settings: BatchingSettings, progress: Progress) -> tuple[PrefillTime, ...]:
     """Uses an engine with no larger batch than needed, since a prefill's step also has a row for each decode."""
     config = subject.sized(batch_size=max(settings.prefill_batches), rank=settings.rank, num_host=0, num_resident=1)
     config = config.model_copy(update={"prefill_budget_tokens": max(settings.prompts)})
     task = progress.add_task("prefill", total=len(settings.prompts))
     times: list[PrefillTime] = []
-    with told(progress, "engine for prefills"):
+    with timed(progress, "engine for prefills"):
         engine = Engine(config, str(subject.device))
     try:
         bench = EngineBench(engine, config.page_size)
@@ -100,12 +100,12 @@ def _measure_prefills(subject: Subject, settings: Settings, progress: Progress) 
     return tuple(times)
 
 
-def _measure_decodes(subject: Subject, settings: Settings, progress: Progress) -> tuple[DecodeTime, ...]:
+def _measure_decodes(subject: Subject, settings: BatchingSettings, progress: Progress) -> tuple[DecodeTime, ...]:
     largest = max(settings.decode_batches)
     num_adapters = largest if settings.populations else 1
     config = subject.sized(batch_size=largest, rank=settings.rank, num_host=num_adapters, num_resident=num_adapters)
     config = config.model_copy(update={"prefill_budget_tokens": max(settings.contexts)})
-    with told(progress, "engine for decodes"):
+    with timed(progress, "engine for decodes"):
         engine = Engine(config, str(subject.device))
     try:
         task = progress.add_task("random adapters", total=num_adapters)
@@ -116,7 +116,7 @@ def _measure_decodes(subject: Subject, settings: Settings, progress: Progress) -
 
 
 def _decode_cells(
-    bench: "EngineBench", settings: Settings, refs: Sequence[AdapterRef], progress: Progress
+    bench: "EngineBench", settings: BatchingSettings, refs: Sequence[AdapterRef], progress: Progress
 ) -> tuple[DecodeTime, ...]:
     """The base model alone at every context, then the populations at the first."""
     cells: list[tuple[str, int, Sequence[AdapterRef]]] = [("none", context, ()) for context in settings.contexts]
@@ -156,7 +156,7 @@ class EngineBench:
         """(batch size, median seconds of its steps, mean context), the largest first; sizes that don't fit are left
         out.
         """
-        bring(self._engine, adapters)
+        preload(self._engine, adapters)
         sizes = [size for size in sorted(batches, reverse=True) if self.has_room_for(size, context)]
         return [(size, *self.measure_batch(size, context, adapters)) for size in sizes]
 

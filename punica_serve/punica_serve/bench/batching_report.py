@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
-from punica_serve.bench.batching import DecodeTime, Measured, Settings, run
+from punica_serve.bench.batching import BatchingMeasured, BatchingSettings, DecodeTime, run
 from punica_serve.bench.goals import GOAL_SHAPE
 from punica_serve.bench.reference_figures import peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
@@ -39,12 +39,12 @@ _VLLM_COLUMN = Column("vllm_step_ms", "vLLM step ms", ".1f")
 _CONTEXT_NOTE = "measured: KvCache tokens per request, averaged over the batch and its timed steps"
 
 
-def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+def measure_all(subject: Subject, settings: BatchingSettings, progress: Progress) -> Report:
     """Measures all batches. Raises RequestFailed if any request fails."""
     return make_report(subject, settings, run(subject, settings, progress))
 
 
-def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
+def make_report(subject: Subject, settings: BatchingSettings, measured: BatchingMeasured) -> Report:
     """The tables, knees and picture of one run."""
     with_vllm = subject.on_gpu and subject.model.name == GOAL_SHAPE
     return Report(
@@ -81,7 +81,7 @@ def _curves(decodes: Sequence[DecodeTime]) -> dict[tuple[str, int], list[DecodeT
     return curves
 
 
-def _prefill_table(subject: Subject, measured: Measured) -> TableData:
+def _prefill_table(subject: Subject, measured: BatchingMeasured) -> TableData:
     rows: list[tuple[Value, ...]] = [
         (
             time.num_prompt_tokens,
@@ -94,7 +94,7 @@ def _prefill_table(subject: Subject, measured: Measured) -> TableData:
     return TableData("prefill", f"batching: {subject.model.name}, prefill", _PREFILL_COLUMNS, rows)
 
 
-def _decode_table(settings: Settings, decodes: Sequence[DecodeTime], *, with_vllm: bool) -> TableData:
+def _decode_table(settings: BatchingSettings, decodes: Sequence[DecodeTime], *, with_vllm: bool) -> TableData:
     rows: list[tuple[Value, ...]] = []
     for curve in _curves(decodes).values():
         for time in curve:
@@ -117,7 +117,7 @@ def _vllm_step_ms(time: DecodeTime) -> float | None:
     return vllm.step_ms.get(time.adapters, {}).get(time.batch_size)
 
 
-def _draw(figure: "Figure", measured: Measured) -> None:
+def _draw(figure: "Figure", measured: BatchingMeasured) -> None:
     """The paper's figure 1: prefill latency grows with the batch, decode latency hardly does."""
     figure.set_size_inches(9, 4)
     prefill_axes, decode_axes = figure.subplots(1, 2)

@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.driver import bring, step
+from punica_serve.bench.driver import preload, step
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import ColdStart
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
@@ -43,7 +43,7 @@ Source = Literal["host", "packed", "files"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ColdstartSettings:
     """The benchmark's options."""
 
     #: Where the cold adapters are.
@@ -76,14 +76,14 @@ class StreamTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ColdstartMeasured:
     """The times of both kinds of streams."""
 
     warm: StreamTimes
     cold: StreamTimes
 
 
-def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> ColdstartMeasured:
     """Raises RequestFailed if a request fails, or if the warm ones end before the stream does."""
     # Adapters of the requests that decode all the time, and of the warm stream.
     num_warm = settings.batch_size - 1 + settings.num_arrivals
@@ -96,10 +96,10 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         num_host=num_warm + num_cold,
         num_resident=num_warm + _COLD_RESIDENT,
     ).model_copy(update={"cold_start": settings.mode})
-    measured = Measured(StreamTimes(), StreamTimes())
+    measured = ColdstartMeasured(StreamTimes(), StreamTimes())
     with adapter_files(settings.folder) as folder:
         cache = PackedCache(folder / "cache", CACHE_BYTES)
-        with told(progress, "engine"), _advising(num_warm + _COLD_RESIDENT):
+        with timed(progress, "engine"), _advising(num_warm + _COLD_RESIDENT):
             engine = Engine(config, str(subject.device), packed_cache=cache)
         try:
             task = progress.add_task("random adapters", total=num_warm + num_cold)
@@ -131,8 +131,8 @@ def _run_rounds(
     engine: Engine,
     warm: Sequence[AdapterRef],
     cold: Sequence[AdapterRef],
-    settings: Settings,
-    measured: Measured,
+    settings: ColdstartSettings,
+    measured: ColdstartMeasured,
     progress: Progress,
 ) -> None:
     """Each round's cold stream uses new adapters; the warm one always uses the same."""
@@ -144,7 +144,7 @@ def _run_rounds(
         for is_cold in (True, False) if number % 2 == 0 else (False, True):
             adapters = cold[first : first + settings.num_arrivals] if is_cold else resident
             if not is_cold:
-                bring(engine, [*beside, *resident])
+                preload(engine, [*beside, *resident])
             check_place(engine, adapters, is_cold=is_cold)
             times = measured.cold if is_cold else measured.warm
             run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")
@@ -164,7 +164,7 @@ def run_stream(
     engine: Engine,
     warm: Sequence[AdapterRef],
     adapters: Sequence[AdapterRef],
-    settings: Settings,
+    settings: ColdstartSettings,
     times: StreamTimes,
     *,
     run: str,
@@ -186,7 +186,7 @@ class _Stream:
         engine: Engine,
         warm: Sequence[AdapterRef],
         adapters: Sequence[AdapterRef],
-        settings: Settings,
+        settings: ColdstartSettings,
         times: StreamTimes,
         run: str,
     ) -> None:

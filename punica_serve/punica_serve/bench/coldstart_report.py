@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.coldstart import Measured, Settings, Source, StreamTimes, run
+from punica_serve.bench.coldstart import ColdstartMeasured, ColdstartSettings, Source, StreamTimes, run
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.percentiles import percentiles_ms
 from punica_serve.bench.reference_figures import goals
@@ -40,12 +40,12 @@ _STRETCH = "p99 between tokens, cold / warm"
 _NOTE = "first token: from a request's arrival; others: requests that decode beside the stream, while it runs"
 
 
-def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+def measure_all(subject: Subject, settings: ColdstartSettings, progress: Progress) -> Report:
     """Runs both kinds of streams. Raises RequestFailed if any request fails."""
     return make_report(subject, settings, run(subject, settings, progress))
 
 
-def make_report(subject: Subject, settings: Settings, measured: Measured) -> Report:
+def make_report(subject: Subject, settings: ColdstartSettings, measured: ColdstartMeasured) -> Report:
     """The tables, goals and picture of one run."""
     names = ("all warm", _COLD[settings.source])
     rows = [_row(name, times) for name, times in zip(names, (measured.warm, measured.cold), strict=True)]

@@ -30,7 +30,7 @@ class Policy(Protocol):
         ...
 
 
-class InFlight:
+class MaxConcurrency:
     """First come, first served, with at most ``limit`` requests in the engine; all at once without a limit."""
 
     def __init__(self, requests: Iterable[Request], limit: int | None = None) -> None:
@@ -163,13 +163,13 @@ def step(engine: Engine) -> StepOutput:
     return output
 
 
-def bring(engine: Engine, adapters: Iterable[AdapterRef], deadline_s: float = 60.0) -> None:
+def preload(engine: Engine, adapters: Iterable[AdapterRef], deadline_s: float = 60.0) -> None:
     """Loads adapters by running a request of one token with each.
 
     Raises RequestFailed if one fails, or if they are not loaded by the deadline.
     """
     params = SamplingParams(max_tokens=1, ignore_eos=True)
-    requests = [Request(f"bring-{number}", number, (1,), params, ref) for number, ref in enumerate(adapters)]
+    requests = [Request(f"preload-{number}", number, (1,), params, ref) for number, ref in enumerate(adapters)]
     started_s = time.monotonic()
     try:
         for request in requests:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from punica_serve.adapters.dummy import dummy_adapters
-from punica_serve.bench.driver import bring
+from punica_serve.bench.driver import preload
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef
@@ -30,7 +30,7 @@ def fill_group(
     refs = list(dummy_adapters(config, engine.model_config).values())
     for first in range(0, count, _AT_A_TIME):
         some = refs[first : first + _AT_A_TIME]
-        bring(engine, some, _DEADLINE_S)
+        preload(engine, some, _DEADLINE_S)
         for _ in some:
             on_made()
     return refs

@@ -64,7 +64,7 @@ class JustInTimeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Interval:
     """A time interval on the monotonic clock."""
 
     began_s: float
@@ -74,7 +74,7 @@ class Span:
     def seconds(self) -> float:
         return self.ended_s - self.began_s
 
-    def touches(self, other: "Span") -> bool:
+    def touches(self, other: "Interval") -> bool:
         return self.began_s < other.ended_s and other.began_s < self.ended_s
 
 
@@ -82,7 +82,7 @@ class Span:
 class Upload:
     """Times from an upload's first byte to the adapter's first token."""
 
-    span: Span
+    span: Interval
     #: Seconds until the registration was answered.
     answered_s: float
 
@@ -91,12 +91,12 @@ class Gaps:
     """Times between frames of the same stream."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[Interval] = []
         self._last_s: dict[str, float] = {}
 
     def frame(self, request_id: str, now_s: float, *, is_last: bool) -> None:
         if (last_s := self._last_s.pop(request_id, None)) is not None:
-            self.spans.append(Span(last_s, now_s))
+            self.spans.append(Interval(last_s, now_s))
         if not is_last:
             self._last_s[request_id] = now_s
 
@@ -225,7 +225,7 @@ async def _upload(client: httpx.AsyncClient, name: str, folder: Path) -> Upload:
             await response.aread()
         _check(response)
         await anext(line async for line in response.aiter_lines() if line.startswith("data: "))
-        return Upload(Span(began_s, time.monotonic()), answered_s)
+        return Upload(Interval(began_s, time.monotonic()), answered_s)
 
 
 def _check(response: httpx.Response) -> None:

@@ -14,7 +14,7 @@ _NUM_MIXED, _NUM_HELD_OUT = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class MixAdapter:
     """The ``number``-th adapter of a rank."""
 
     rank: int
@@ -26,7 +26,7 @@ class Mix:
     """A batch: an adapter for each row."""
 
     kind: SampleKind
-    adapters: tuple[Adapter, ...]
+    adapters: tuple[MixAdapter, ...]
 
 
 def mixes(sizes: Sequence[int], num_adapters: dict[int, int]) -> list[Mix]:
@@ -44,19 +44,19 @@ def _equal(sizes: Sequence[int], num_adapters: dict[int, int]) -> Iterator[Mix]:
     for rank, count in num_adapters.items():
         for size in sizes:
             if size <= count:
-                yield Mix("equal", tuple(Adapter(rank, number) for number in range(size)))
+                yield Mix("equal", tuple(MixAdapter(rank, number) for number in range(size)))
 
 
 def _shared(sizes: Sequence[int], num_adapters: dict[int, int]) -> Iterator[Mix]:
     """One adapter for all rows, of the lowest rank and of the highest."""
     for rank in {min(num_adapters): None, max(num_adapters): None}:
         for size in sizes:
-            yield Mix("shared", (Adapter(rank, 0),) * size)
+            yield Mix("shared", (MixAdapter(rank, 0),) * size)
 
 
-def _random(draw: random.Random, size: int, num_adapters: dict[int, int]) -> tuple[Adapter, ...]:
+def _random(draw: random.Random, size: int, num_adapters: dict[int, int]) -> tuple[MixAdapter, ...]:
     """Some adapters of any rank, each for at least a row."""
-    known = [Adapter(rank, number) for rank, count in num_adapters.items() for number in range(count)]
+    known = [MixAdapter(rank, number) for rank, count in num_adapters.items() for number in range(count)]
     adapters = draw.sample(known, min(len(known), draw.randint(1, size)))
     return (*adapters, *draw.choices(adapters, k=size - len(adapters)))
 

@@ -6,11 +6,11 @@ from rich.progress import Progress
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, pages_needed, pages_of_rank
 from punica_serve.bench.batching import EngineBench
-from punica_serve.bench.driver import bring
-from punica_serve.bench.lora_mixes import RANKS, Adapter, Mix, mixes, sample_of
+from punica_serve.bench.driver import preload
+from punica_serve.bench.lora_mixes import RANKS, Mix, MixAdapter, mixes, sample_of
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
@@ -27,11 +27,11 @@ _POOL_SHARE = 0.35
 def measure_lora(subject: Subject, sizes: Sequence[int], context: int, progress: Progress) -> list[LoraSample]:
     """Samples of batches of these sizes, as far as they fit, all rows with about ``context`` tokens."""
     counts = _num_adapters(subject, max(sizes))
-    with told(progress, "engine for mixed ranks"):
+    with timed(progress, "engine for mixed ranks"):
         engine = Engine(_config(subject, max(sizes), context, counts), str(subject.device))
     try:
         refs = _make_adapters(engine, subject, counts, progress)
-        bring(engine, refs.values())
+        preload(engine, refs.values())
         bench = EngineBench(engine, subject.config.page_size)
         fitting = [size for size in sizes if bench.has_room_for(size, context)]
         return _measure(bench, mixes(fitting, counts), refs, context, progress)
@@ -40,7 +40,7 @@ def measure_lora(subject: Subject, sizes: Sequence[int], context: int, progress:
 
 
 def _measure(
-    bench: EngineBench, batches: Sequence[Mix], refs: Mapping[Adapter, AdapterRef], context: int, progress: Progress
+    bench: EngineBench, batches: Sequence[Mix], refs: Mapping[MixAdapter, AdapterRef], context: int, progress: Progress
 ) -> list[LoraSample]:
     task = progress.add_task("batches of mixed ranks", total=len(batches))
     pages = {adapter.rank: sum(pages_needed(ref.ranks).values()) for adapter, ref in refs.items()}
@@ -89,10 +89,10 @@ def _num_bytes(subject: Subject, rank: int) -> int:
 
 def _make_adapters(
     engine: Engine, subject: Subject, counts: Mapping[int, int], progress: Progress
-) -> dict[Adapter, AdapterRef]:
+) -> dict[MixAdapter, AdapterRef]:
     task = progress.add_task("random adapters", total=sum(counts.values()))
-    refs: dict[Adapter, AdapterRef] = {}
+    refs: dict[MixAdapter, AdapterRef] = {}
     for rank, count in counts.items():
         made = fill_host_cache(engine, count, rank, subject.dtype, lambda: progress.advance(task))
-        refs |= {Adapter(rank, number): ref for number, ref in enumerate(made)}
+        refs |= {MixAdapter(rank, number): ref for number, ref in enumerate(made)}
     return refs

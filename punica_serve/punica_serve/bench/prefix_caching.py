@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.driver import bring, step
+from punica_serve.bench.driver import preload, step
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
@@ -24,7 +24,7 @@ _WAIT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PrefixCachingSettings:
     """The benchmark's options."""
 
     num_groups: int = 8
@@ -40,7 +40,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ArrivalPattern:
     """When requests arrive, and what their prompts share."""
 
     name: str
@@ -50,19 +50,19 @@ class Load:
     is_shared: bool = True
 
 
-def loads_of(settings: Settings) -> tuple[Load, ...]:
+def loads_of(settings: PrefixCachingSettings) -> tuple[ArrivalPattern, ...]:
     """The rows of the benchmark."""
     gap = f"{settings.gap_s * 1e3:g} ms apart"
     return (
-        Load(f"groups {gap}", group_gap_s=settings.gap_s),
-        Load(f"members {gap}", member_gap_s=settings.gap_s),
-        Load("all at once"),
-        Load("no reuse", is_shared=False),
+        ArrivalPattern(f"groups {gap}", group_gap_s=settings.gap_s),
+        ArrivalPattern(f"members {gap}", member_gap_s=settings.gap_s),
+        ArrivalPattern("all at once"),
+        ArrivalPattern("no reuse", is_shared=False),
     )
 
 
 @dataclass(slots=True)
-class Replay:
+class PatternRun:
     """One run of a load."""
 
     seconds: float = 0.0
@@ -79,59 +79,61 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PatternResult:
     """All rounds of a load, without sharing and with it."""
 
-    load: Load
-    off: tuple[Replay, ...]
-    on: tuple[Replay, ...]
+    load: ArrivalPattern
+    off: tuple[PatternRun, ...]
+    on: tuple[PatternRun, ...]
 
 
-def run(subject: Subject, settings: Settings, progress: Progress) -> tuple[Row, ...]:
+def run(subject: Subject, settings: PrefixCachingSettings, progress: Progress) -> tuple[PatternResult, ...]:
     """Raises RequestFailed if any request fails."""
     count = settings.num_groups
     config = subject.sized(batch_size=settings.batch_size, rank=settings.rank, num_host=count, num_resident=count)
-    with told(progress, "engine"):
+    with timed(progress, "engine"):
         engine = Engine(config.model_copy(update={"prefix_caching": True}), str(subject.device))
     try:
         refs = fill_host_cache(engine, count, settings.rank, subject.dtype, lambda: None)
-        bring(engine, refs)
+        preload(engine, refs)
         return _run_loads(engine, settings, refs, progress)
     finally:
         engine.close()
 
 
-def _run_loads(engine: Engine, settings: Settings, refs: Sequence[AdapterRef], progress: Progress) -> tuple[Row, ...]:
+def _run_loads(
+    engine: Engine, settings: PrefixCachingSettings, refs: Sequence[AdapterRef], progress: Progress
+) -> tuple[PatternResult, ...]:
     loads, sharing = loads_of(settings), engine.prefix_caching
-    workload = Workload(settings, refs, engine.model_config.vocab_size)
+    workload = PrefixWorkload(settings, refs, engine.model_config.vocab_size)
     task = progress.add_task("loads", total=len(loads) * settings.rounds + 1)
     replay(engine, workload.arrivals(loads[0]))  # the first has one-time work
-    rows: dict[Load, tuple[list[Replay], list[Replay]]] = {load: ([], []) for load in loads}
+    rows: dict[ArrivalPattern, tuple[list[PatternRun], list[PatternRun]]] = {load: ([], []) for load in loads}
     for _ in range(settings.rounds):
         for load, found in rows.items():
             progress.update(task, description=load.name)
             for engine.prefix_caching, replays in zip((None, sharing), found, strict=True):
                 replays.append(replay(engine, workload.arrivals(load)))
             progress.advance(task)
-    return tuple(Row(load, tuple(off), tuple(on)) for load, (off, on) in rows.items())
+    return tuple(PatternResult(load, tuple(off), tuple(on)) for load, (off, on) in rows.items())
 
 
-class Workload:
+class PrefixWorkload:
     """Requests of a load, with new prompts each time."""
 
-    def __init__(self, settings: Settings, refs: Sequence[AdapterRef], vocab_size: int) -> None:
+    def __init__(self, settings: PrefixCachingSettings, refs: Sequence[AdapterRef], vocab_size: int) -> None:
         self._settings = settings
         self._refs = refs
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(_PROMPT_SEED)
         self._num_requests = 0
 
-    def arrivals(self, load: Load) -> list[tuple[float, Request]]:
+    def arrivals(self, load: ArrivalPattern) -> list[tuple[float, Request]]:
         """(seconds from the start, request), by arrival. Groups that arrive together are mixed, as tenants would."""
         arrivals = sorted(self._arrivals(load), key=lambda arrival: arrival[0])
         return [(due_s, self._request(prompt, ref)) for due_s, prompt, ref in arrivals]
 
-    def _arrivals(self, load: Load) -> Iterator[tuple[float, tuple[int, ...], AdapterRef]]:
+    def _arrivals(self, load: ArrivalPattern) -> Iterator[tuple[float, tuple[int, ...], AdapterRef]]:
         settings = self._settings
         prefixes = [self._tokens(settings.prefix_tokens) for _ in self._refs]
         for member in range(settings.group_size):
@@ -149,9 +151,9 @@ class Workload:
         return Request(f"{self._num_requests}", self._num_requests, prompt, sampling, ref)
 
 
-def replay(engine: Engine, arrivals: Sequence[tuple[float, Request]]) -> Replay:
+def replay(engine: Engine, arrivals: Sequence[tuple[float, Request]]) -> PatternRun:
     """Adds each request when it is due, and runs all to their ends. Raises RequestFailed."""
-    found = Replay()
+    found = PatternRun()
     due_s = {request.request_id: due_s for due_s, request in arrivals}
     waiting, started_s = list(reversed(arrivals)), time.perf_counter()
     while waiting or engine.num_requests:

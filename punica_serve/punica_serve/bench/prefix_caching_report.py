@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.progress import Progress
 
 from punica_serve.bench.goals import Goal, goals_table
-from punica_serve.bench.prefix_caching import Replay, Row, Settings, loads_of, run
+from punica_serve.bench.prefix_caching import PatternResult, PatternRun, PrefixCachingSettings, loads_of, run
 from punica_serve.bench.prefix_host_time import HostTime, measure_host_time
 from punica_serve.bench.reference_figures import goals
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
@@ -38,13 +38,15 @@ _HOST_COLUMNS = (
 )
 
 
-def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+def measure_all(subject: Subject, settings: PrefixCachingSettings, progress: Progress) -> Report:
     """Measures all loads. Raises RequestFailed if any request fails."""
     rows = run(subject, settings, progress)
     return make_report(subject, settings, rows, measure_host_time(batch_size=settings.batch_size))
 
 
-def make_report(subject: Subject, settings: Settings, rows: tuple[Row, ...], host: HostTime) -> Report:
+def make_report(
+    subject: Subject, settings: PrefixCachingSettings, rows: tuple[PatternResult, ...], host: HostTime
+) -> Report:
     """The tables of one run."""
     tables = [_loads_table(subject, settings, rows), _ratios_table(rows), _host_table(host)]
     if subject.on_gpu and subject.model.name == GOAL_SHAPE:
@@ -59,7 +61,7 @@ def make_report(subject: Subject, settings: Settings, rows: tuple[Row, ...], hos
     )
 
 
-def hit_first_token_s(row: Row) -> tuple[float, float]:
+def hit_first_token_s(row: PatternResult) -> tuple[float, float]:
     """Median first token without sharing and with it, of the requests that find pages: rounds differ in prompts only,
     so the same places in the order of arrival are compared. (nan, nan) if none finds any.
     """
@@ -72,7 +74,7 @@ def hit_first_token_s(row: Row) -> tuple[float, float]:
     return _median(off), _median(on)
 
 
-def _by_arrival(replay: Replay) -> list[tuple[str, float]]:
+def _by_arrival(replay: PatternRun) -> list[tuple[str, float]]:
     return sorted(replay.first_token_s.items(), key=lambda item: int(item[0]))
 
 
@@ -80,11 +82,11 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median([*values] or [float("nan")])
 
 
-def _tokens_per_s(replays: tuple[Replay, ...]) -> float:
+def _tokens_per_s(replays: tuple[PatternRun, ...]) -> float:
     return _median(replay.tokens_per_s for replay in replays)
 
 
-def _loads_table(subject: Subject, settings: Settings, rows: tuple[Row, ...]) -> TableData:
+def _loads_table(subject: Subject, settings: PrefixCachingSettings, rows: tuple[PatternResult, ...]) -> TableData:
     cells: list[tuple[Value, ...]] = []
     for row in rows:
         for caching, replays, hit_s in zip(("off", "on"), (row.off, row.on), hit_first_token_s(row), strict=True):
@@ -98,7 +100,7 @@ def _loads_table(subject: Subject, settings: Settings, rows: tuple[Row, ...]) ->
     return TableData("loads", f"prefix caching: {subject.model.name}", _COLUMNS, cells, notes)
 
 
-def _ratios_table(rows: tuple[Row, ...]) -> TableData:
+def _ratios_table(rows: tuple[PatternResult, ...]) -> TableData:
     cells: list[tuple[Value, ...]] = []
     for row in rows:
         off_s, on_s = hit_first_token_s(row)
@@ -112,7 +114,7 @@ def _host_table(host: HostTime) -> TableData:
     return TableData("host", "host time of known pages", _HOST_COLUMNS, cells, notes)
 
 
-def _goals(settings: Settings, rows: tuple[Row, ...], host: HostTime) -> list[Goal]:
+def _goals(settings: PrefixCachingSettings, rows: tuple[PatternResult, ...], host: HostTime) -> list[Goal]:
     bounds, by_name = goals().prefix_caching, {row.load.name: row for row in rows}
     apart, _, at_once, no_reuse = (by_name[load.name] for load in loads_of(settings))
     off_s, on_s = hit_first_token_s(apart)

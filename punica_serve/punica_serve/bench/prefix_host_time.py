@@ -32,8 +32,8 @@ def measure_host_time(
 ) -> HostTime:
     """Runs the accounting alone: no model, no device. The pool is full, so each new page is one that was known."""
     pool = SharedPagePool(num_known_pages + batch_size * -(-(prompt_tokens + batch_size + _STEPS) // page_size))
-    desk = _Desk(pool, page_size)
-    plain = _Desk(SharedPagePool(pool.num_pages), page_size, is_sharing=False)
+    desk = _PlannerLoad(pool, page_size)
+    plain = _PlannerLoad(SharedPagePool(pool.num_pages), page_size, is_sharing=False)
     for number in range(pool.num_pages * page_size // prompt_tokens + 1):
         desk.end(desk.start(number, prompt_tokens))
     step_us, request_us = (
@@ -43,7 +43,7 @@ def measure_host_time(
     return HostTime(pool.num_known, batch_size, step_us, request_us)
 
 
-class _Desk:
+class _PlannerLoad:
     """Starts, decodes and ends requests as the planner does."""
 
     def __init__(self, pool: SharedPagePool, page_size: int, *, is_sharing: bool = True) -> None:

@@ -19,7 +19,7 @@ from punica_serve.bench.driver import step
 from punica_serve.bench.lora_samples import measure_lora
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_fit import LoraFit, LoraSample, fit_lora
@@ -56,7 +56,7 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Measured
             param="engine.max_context",
         )
     sizes = (*(size for size in _BATCHES if size < largest), largest)
-    settings = batching.Settings(
+    settings = batching.BatchingSettings(
         prompts=tokens,
         prefill_batches=(_NUM_PROMPTS,),
         contexts=tokens,
@@ -96,14 +96,14 @@ def _longest_request(subject: Subject) -> int:
     return min(context, num_pages * subject.config.page_size) if num_pages else context
 
 
-def _prefill_times(measured: batching.Measured, decode: DecodeTimes) -> PrefillTimes:
+def _prefill_times(measured: batching.BatchingMeasured, decode: DecodeTimes) -> PrefillTimes:
     """A prefill of one token is a decode step."""
     points = [(1, decode.ms[0][0])]
     points += [(time.num_prompt_tokens, _ms(time.latency_s / time.num_prompts)) for time in measured.prefills]
     return PrefillTimes(tokens=tuple(tokens for tokens, _ in points), ms=_rising(ms for _, ms in points))
 
 
-def decode_times(measured: batching.Measured, contexts: tuple[int, ...]) -> DecodeTimes:
+def decode_times(measured: batching.BatchingMeasured, contexts: tuple[int, ...]) -> DecodeTimes:
     """Batch sizes that fit at two contexts, or at the only one; size one always does.
 
     Where the KvCache does not hold a context, the line through the two before it goes on.
@@ -130,7 +130,7 @@ def _extended(line: Sequence[float | None], contexts: Sequence[int]) -> list[flo
 
 def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:
     config = subject.sized(batch_size=1, rank=rank, num_host=_NUM_LOADS, num_resident=_NUM_LOADS)
-    with told(progress, "engine for adapter loads"):
+    with timed(progress, "engine for adapter loads"):
         engine = Engine(config, str(subject.device))
     try:
         task = progress.add_task("adapters", total=_NUM_LOADS)

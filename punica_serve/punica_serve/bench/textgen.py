@@ -13,13 +13,13 @@ import torch
 from rich.progress import Progress
 
 from punica_kernels.bench.timing import copy_bytes_per_s, matmul_flop_per_s
-from punica_serve.bench.driver import InFlight, RunTimes, bring, drive
+from punica_serve.bench.driver import MaxConcurrency, RunTimes, drive, preload
 from punica_serve.bench.group_stock import fill_group
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.bench.step_floor import DeviceRates
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.textgen_rows import ROWS, Row, fit, requests_of
-from punica_serve.bench.token_bar import TokenBar, told
+from punica_serve.bench.textgen_rows import ROWS, TextgenRow, fit, requests_of
+from punica_serve.bench.token_bar import TokenBar, timed
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request
@@ -31,7 +31,7 @@ _MAX_WARM_UP_PROMPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TextgenSettings:
     """The benchmark's options."""
 
     rows: tuple[str, ...]
@@ -62,7 +62,7 @@ class Settings:
 class RowTimes:
     """A row and its rounds."""
 
-    row: Row
+    row: TextgenRow
     num_requests: int
     #: Different adapters among its requests.
     num_adapters: int
@@ -75,7 +75,7 @@ class RowTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TextgenMeasured:
     """The measurements of all engine rows."""
 
     rows: tuple[RowTimes, ...]
@@ -89,7 +89,7 @@ class Measured:
 _Stock = Mapping[str, Sequence[AdapterRef]]
 
 
-def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def run(subject: Subject, settings: TextgenSettings, progress: Progress) -> TextgenMeasured:
     """Runs the rows that need an engine. A row in which a request fails is not measured; the other rows go on."""
     rates = _rates(subject)
     rows = [ROWS[name] for name in settings.rows if name in ROWS]
@@ -105,16 +105,16 @@ def run(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         num_resident=max(resident, min(4 * settings.batch_size, settings.batch_size + 128)),
     )
     with adapter_files(settings.folder) as folder:
-        with told(progress, "engine"):
+        with timed(progress, "engine"):
             engine = subject.open_engine(config)
         try:
-            with told(progress, f"{sum(counts.values())} adapters"):
+            with timed(progress, f"{sum(counts.values())} adapters"):
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
             _warm_up(engine, stock["host"][-settings.batch_size :], workload)
             times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
         finally:
             engine.close()
-    return Measured(times, rates, workload, failures)
+    return TextgenMeasured(times, rates, workload, failures)
 
 
 def _rates(subject: Subject) -> DeviceRates | None:
@@ -127,18 +127,18 @@ def _rates(subject: Subject) -> DeviceRates | None:
     return rates
 
 
-def _workload(subject: Subject, settings: Settings) -> Workload:
+def _workload(subject: Subject, settings: TextgenSettings) -> Workload:
     shipped = shipped_workload(settings.num_requests)
     if settings.length is not None:
         shipped = replace(shipped, lengths=(settings.length,) * settings.num_requests)
     return fit(shipped, subject.config.context_of(subject.model))
 
 
-def _is_resident(row: Row, settings: Settings) -> bool:
+def _is_resident(row: TextgenRow, settings: TextgenSettings) -> bool:
     return row.source == "host" and (row.resident or settings.resident)
 
 
-def _num_adapters(rows: Sequence[Row], workload: Workload, source: str) -> int:
+def _num_adapters(rows: Sequence[TextgenRow], workload: Workload, source: str) -> int:
     """Number of adapters that the rows need from this source."""
     return max((1 + max(row.indices(workload), default=-1) for row in rows if row.source == source), default=0)
 
@@ -167,13 +167,18 @@ def _warm_up(engine: Engine, adapters: Sequence[AdapterRef], workload: Workload)
         {Population.DISTINCT: tuple(number % len(adapters) for number in range(_WARM_UP_REQUESTS))},
     )
     for population in (None, Population.DISTINCT):
-        row = Row("warm-up", population, max_requests=_WARM_UP_REQUESTS)
+        row = TextgenRow("warm-up", population, max_requests=_WARM_UP_REQUESTS)
         requests = requests_of(row, short, adapters, vocab_size=engine.model_config.vocab_size, run="warm-up")
-        drive(engine, InFlight(requests), lambda _: None)
+        drive(engine, MaxConcurrency(requests), lambda _: None)
 
 
 def _run_rounds(
-    engine: Engine, rows: Sequence[Row], workload: Workload, stock: _Stock, settings: Settings, progress: Progress
+    engine: Engine,
+    rows: Sequence[TextgenRow],
+    workload: Workload,
+    stock: _Stock,
+    settings: TextgenSettings,
+    progress: Progress,
 ) -> tuple[tuple[RowTimes, ...], tuple[str, ...]]:
     """The rows with all their rounds, and the failures."""
     bar = TokenBar(progress)
@@ -196,15 +201,17 @@ def _run_rounds(
     return tuple(times.values()), tuple(failures)
 
 
-def _turns(rows: Sequence[Row], num_rounds: int) -> list[Row]:
+def _turns(rows: Sequence[TextgenRow], num_rounds: int) -> list[TextgenRow]:
     """Round by round; at the end, once, the rows from files, which replace the others' adapters in host memory."""
     from_host = [row for row in rows if row.source == "host"]
     return from_host * num_rounds + [row for row in rows if row.source == "files"]
 
 
-def _run_row(engine: Engine, row: Row, requests: Sequence[Request], settings: Settings, bar: TokenBar) -> RunTimes:
+def _run_row(
+    engine: Engine, row: TextgenRow, requests: Sequence[Request], settings: TextgenSettings, bar: TokenBar
+) -> RunTimes:
     if _is_resident(row, settings):
-        bring(engine, _adapters_of(requests))
+        preload(engine, _adapters_of(requests))
     return drive(engine, row.start(requests, settings.batch_size), bar.on_step)
 
 

@@ -14,7 +14,7 @@ from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.step_floor import DeviceRates, StepBytes
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.textgen import Measured, RowTimes, Settings, run
+from punica_serve.bench.textgen import RowTimes, TextgenMeasured, TextgenSettings, run
 from punica_serve.bench.textgen_rows import COUNTERPARTS, PEFT_ROW
 from punica_serve.workload import Population
 
@@ -45,7 +45,7 @@ _STEP_COLUMNS = (
 )
 
 
-def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Report:
+def measure_all(subject: Subject, settings: TextgenSettings, progress: Progress) -> Report:
     """Runs all rows: the engine's, then the baseline, which needs the device for itself."""
     measured = run(subject, settings, progress)
     peft = None
@@ -58,7 +58,9 @@ def measure_all(subject: Subject, settings: Settings, progress: Progress) -> Rep
     return make_report(subject, settings, measured, peft)
 
 
-def make_report(subject: Subject, settings: Settings, measured: Measured, peft: PeftTimes | None) -> Report:
+def make_report(
+    subject: Subject, settings: TextgenSettings, measured: TextgenMeasured, peft: PeftTimes | None
+) -> Report:
     """The tables, goals and picture of one run."""
     at_goal_shape = subject.on_gpu and subject.title == GOAL_SHAPE and settings.is_of_the_goals
     speeds = _speed_table(f"textgen: {subject.title}, LoRA rank {settings.rank}", measured, peft)
@@ -77,7 +79,7 @@ def make_report(subject: Subject, settings: Settings, measured: Measured, peft: 
     )
 
 
-def _speed_table(title: str, measured: Measured, peft: PeftTimes | None) -> TableData:
+def _speed_table(title: str, measured: TextgenMeasured, peft: PeftTimes | None) -> TableData:
     rows = [_speed_row(times) for times in measured.rows]
     if peft is not None:
         speed = peft.num_tokens / peft.seconds
@@ -105,7 +107,7 @@ def _with_vllm(speeds: TableData) -> TableData:
     return replace(speeds, columns=(*speeds.columns, _VLLM_COLUMN), rows=rows, notes=(*speeds.notes, vllm.source))
 
 
-def _step_table(floors: StepBytes, measured: Measured, peft: PeftTimes | None) -> TableData:
+def _step_table(floors: StepBytes, measured: TextgenMeasured, peft: PeftTimes | None) -> TableData:
     rows = [_step_row(times, floors, measured.rates) for times in measured.rows]
     notes: list[str] = []
     if measured.rates is not None:
@@ -159,7 +161,7 @@ def _notes(rows: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for name, note in notes.items() if name in rows)
 
 
-def _facts(measured: Measured, speed: dict[str, float]) -> dict[str, Value]:
+def _facts(measured: TextgenMeasured, speed: dict[str, float]) -> dict[str, Value]:
     over = {
         **{f"batched / alone, {p}": (p.value, f"{p}_alone") for p in Population},
         "distinct / identical": ("distinct", "identical"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from punica_serve.bench.driver import InFlight, Policy, SameAdapterOnly, StaticBatches
+from punica_serve.bench.driver import MaxConcurrency, Policy, SameAdapterOnly, StaticBatches
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.workload import Population, RequestLength, Workload
@@ -16,7 +16,7 @@ _PROMPT_SEED = 20231028
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TextgenRow:
     """One population under one policy."""
 
     name: str
@@ -45,9 +45,9 @@ class Row:
         """Its policy over these requests."""
         match self.policy:
             case "queued":
-                return InFlight(requests)
+                return MaxConcurrency(requests)
             case "alone":
-                return InFlight(requests, limit=1)
+                return MaxConcurrency(requests, limit=1)
             case "static":
                 return StaticBatches(requests, batch_size)
             case "same_adapter":
@@ -55,22 +55,22 @@ class Row:
 
 
 _ALL = (
-    Row("distinct", Population.DISTINCT),
-    Row("uniform", Population.UNIFORM),
-    Row("skewed", Population.SKEWED),
-    Row("identical", Population.IDENTICAL),
-    Row("backbone", None),
-    Row("distinct_300", Population.DISTINCT, max_requests=300),
-    Row("files", Population.DISTINCT, source="files", max_requests=300),
+    TextgenRow("distinct", Population.DISTINCT),
+    TextgenRow("uniform", Population.UNIFORM),
+    TextgenRow("skewed", Population.SKEWED),
+    TextgenRow("identical", Population.IDENTICAL),
+    TextgenRow("backbone", None),
+    TextgenRow("distinct_300", Population.DISTINCT, max_requests=300),
+    TextgenRow("files", Population.DISTINCT, source="files", max_requests=300),
     # No loads needed: fifty adapters fit the device.
-    Row("distinct_50", Population.DISTINCT, max_requests=50, resident=True),
-    Row("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=50, resident=True),
-    Row("distinct_320", Population.DISTINCT, max_requests=320),
-    Row("static", Population.DISTINCT, "static", max_requests=320),
-    *(Row(f"{p.value}_alone", p, "alone", max_requests=4, resident=True) for p in Population),
+    TextgenRow("distinct_50", Population.DISTINCT, max_requests=50, resident=True),
+    TextgenRow("same_adapter_only", Population.DISTINCT, "same_adapter", max_requests=50, resident=True),
+    TextgenRow("distinct_320", Population.DISTINCT, max_requests=320),
+    TextgenRow("static", Population.DISTINCT, "static", max_requests=320),
+    *(TextgenRow(f"{p.value}_alone", p, "alone", max_requests=4, resident=True) for p in Population),
 )
 
-ROWS: dict[str, Row] = {row.name: row for row in _ALL}
+ROWS: dict[str, TextgenRow] = {row.name: row for row in _ALL}
 
 #: Row -> the row to compare it with: the same requests in the engine's own way, with their adapters in the same place,
 #: except for files. Fewer requests end with a longer tail of small batches, so rows of different lengths can't be
@@ -123,7 +123,7 @@ def _peft_rows() -> tuple[str, ...]:
 
 
 def requests_of(
-    row: Row, workload: Workload, adapters: Sequence[AdapterRef], *, vocab_size: int, run: str
+    row: TextgenRow, workload: Workload, adapters: Sequence[AdapterRef], *, vocab_size: int, run: str
 ) -> list[Request]:
     """The row's requests in order of arrival, greedy and of exact lengths. ``run`` keeps their names distinct."""
     lengths = workload.lengths[: row.num_requests(len(workload.lengths))]

@@ -12,7 +12,7 @@ _UPDATE_S = 0.5
 
 
 @contextmanager
-def told(progress: Progress, what: str) -> Iterator[None]:
+def timed(progress: Progress, what: str) -> Iterator[None]:
     """Prints how long it took to make something."""
     started_s = time.perf_counter()
     yield

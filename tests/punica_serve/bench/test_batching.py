@@ -8,14 +8,16 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from punica_serve.bench.batching import DecodeTime, Measured, Settings, run
+from punica_serve.bench.batching import BatchingMeasured, BatchingSettings, DecodeTime, run
 from punica_serve.bench.batching_report import knee, make_report
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.workload import Population
 
-SETTINGS = Settings(prompts=(4, 1000), prefill_batches=(1, 3), contexts=(24, 80), decode_batches=(1, 2, 4), rank=4)
+SETTINGS = BatchingSettings(
+    prompts=(4, 1000), prefill_batches=(1, 3), contexts=(24, 80), decode_batches=(1, 2, 4), rank=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +28,16 @@ def subject(tiny_llama: Path) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def measured(subject: Subject) -> Measured:
+def measured(subject: Subject) -> BatchingMeasured:
     return run(subject, SETTINGS, Progress(disable=True))
 
 
-def test_prompts_are_prefilled_one_after_the_other(measured: Measured) -> None:
+def test_prompts_are_prefilled_one_after_the_other(measured: BatchingMeasured) -> None:
     assert [(time.num_prompt_tokens, time.num_prompts) for time in measured.prefills] == [(4, 1), (4, 3)]
     assert 0 < measured.prefills[0].latency_s < measured.prefills[1].latency_s
 
 
-def test_every_batch_that_fits_is_decoded(measured: Measured) -> None:
+def test_every_batch_that_fits_is_decoded(measured: BatchingMeasured) -> None:
     cells: dict[tuple[str, int], list[int]] = {}
     for time in measured.decodes:
         assert time.step_s > 0
@@ -48,7 +50,7 @@ def test_every_batch_that_fits_is_decoded(measured: Measured) -> None:
     }
 
 
-def test_every_batch_is_measured_at_the_context_that_is_asked_for(measured: Measured) -> None:
+def test_every_batch_is_measured_at_the_context_that_is_asked_for(measured: BatchingMeasured) -> None:
     for time in measured.decodes:
         assert time.mean_context_tokens == pytest.approx(time.num_context_tokens, abs=1), time
 
@@ -75,7 +77,7 @@ def test_the_knee_is_the_last_batch_worth_doubling(step_ms: dict[int, float], ex
 
 
 def test_it_leaves_tables_json_and_a_picture(
-    subject: Subject, measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    subject: Subject, measured: BatchingMeasured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(make_report(subject, SETTINGS, measured), tmp_path, Console(width=200))
     assert "adapters distinct, context 24" in capsys.readouterr().out

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from punica_serve.bench import coldstart
-from punica_serve.bench.coldstart import Measured, Settings, Source, run
+from punica_serve.bench.coldstart import ColdstartMeasured, ColdstartSettings, Source, run
 from punica_serve.bench.coldstart_report import make_report
-from punica_serve.bench.driver import bring
+from punica_serve.bench.driver import preload
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
@@ -21,7 +21,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef
 
-SETTINGS = Settings(
+SETTINGS = ColdstartSettings(
     num_arrivals=3, gap_s=0.01, num_prompt_tokens=4, num_output_tokens=2, num_rounds=2, rank=4, batch_size=4
 )
 
@@ -39,11 +39,11 @@ def source(request: pytest.FixtureRequest) -> Source:
 
 
 @pytest.fixture(scope="module")
-def measured(subject: Subject, source: Source) -> Measured:
+def measured(subject: Subject, source: Source) -> ColdstartMeasured:
     return run(subject, replace(SETTINGS, source=source), Progress(disable=True))
 
 
-def test_every_arrival_of_both_streams_is_counted(measured: Measured) -> None:
+def test_every_arrival_of_both_streams_is_counted(measured: ColdstartMeasured) -> None:
     for times in (measured.warm, measured.cold):
         assert len(times.first_token_s) == SETTINGS.num_rounds * SETTINGS.num_arrivals
         assert min(times.first_token_s) > 0
@@ -57,7 +57,7 @@ def test_an_adapter_that_was_there_before_is_not_called_cold(subject: Subject, m
 
     def fill_and_bring(engine: Engine, *rest: Any) -> list[AdapterRef]:
         refs = fill_host_cache(engine, *rest)
-        bring(engine, refs)
+        preload(engine, refs)
         return refs
 
     monkeypatch.setattr(coldstart, "fill_host_cache", fill_and_bring)
@@ -79,7 +79,7 @@ def test_every_other_round_begins_warm(subject: Subject, monkeypatch: pytest.Mon
 
 
 def test_an_adapter_that_is_not_there_is_not_called_warm(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coldstart, "bring", lambda *_: None)
+    monkeypatch.setattr(coldstart, "preload", lambda *_: None)
     with pytest.raises(RequestFailed, match="of the warm stream is not on the device"):
         run(subject, SETTINGS, Progress(disable=True))
 
@@ -90,7 +90,7 @@ def test_warm_requests_must_outlast_the_stream(subject: Subject) -> None:
 
 
 def test_it_leaves_tables_json_and_a_picture(
-    subject: Subject, measured: Measured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    subject: Subject, measured: ColdstartMeasured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = make_report(subject, SETTINGS, measured)
     leave(report, tmp_path, Console(width=200))

@@ -8,7 +8,7 @@ import pytest
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.bench.driver import InFlight, Policy, SameAdapterOnly, StaticBatches, bring, drive
+from punica_serve.bench.driver import MaxConcurrency, Policy, SameAdapterOnly, StaticBatches, drive, preload
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
@@ -39,8 +39,8 @@ def _play(policy: Policy, lengths: list[int]) -> list[str]:
 
 
 def test_in_flight_keeps_as_many_as_its_limit() -> None:
-    assert _play(InFlight(_requests("abcd"), limit=2), [1, 3, 1, 1]) == ["01", "12", "13"]
-    assert _play(InFlight(_requests("abcd")), [1, 1, 1, 1]) == ["0123"]
+    assert _play(MaxConcurrency(_requests("abcd"), limit=2), [1, 3, 1, 1]) == ["01", "12", "13"]
+    assert _play(MaxConcurrency(_requests("abcd")), [1, 1, 1, 1]) == ["0123"]
 
 
 def test_a_static_batch_ends_with_its_longest() -> None:
@@ -64,7 +64,7 @@ def test_every_token_and_every_step_is_counted(engine: Engine) -> None:
     params = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (2, 5)]
     requests = [Request(f"{number}", number, (1, 2, 3), each) for number, each in enumerate(params)]
     outputs: list[StepOutput] = []
-    times = drive(engine, InFlight(requests), outputs.append)
+    times = drive(engine, MaxConcurrency(requests), outputs.append)
     assert times.num_tokens == 7
     # One prefill each, the second beside a decode; then decodes of a context that grows by one.
     assert [step.num_prefill_tokens for step in times.steps] == [3, 3, 0, 0, 0, 0]
@@ -80,14 +80,14 @@ def test_a_request_that_fails_is_no_measurement(engine: Engine, tiny_model: Mode
     (tmp_path / "adapter_config.json").write_text("{}")
     request = Request("0", 0, (1,), SamplingParams(max_tokens=1), ref)
     with pytest.raises(RequestFailed, match=r"a request of the benchmark failed: .*changed on disk"):
-        drive(engine, InFlight([request]), lambda _: None)
+        drive(engine, MaxConcurrency([request]), lambda _: None)
 
 
 def test_brought_adapters_are_on_the_device(engine: Engine, tiny_model: ModelConfig, tmp_path: Path) -> None:
     folders = [write_random_adapter(tmp_path / f"{seed}", tiny_model, rank=8, seed=seed) for seed in range(3)]
     refs = [read_adapter(folder, tiny_model) for folder in folders]
-    bring(engine, refs)
+    preload(engine, refs)
     assert set(engine.resident_adapters) == {ref.digest for ref in refs}
     with pytest.raises(RequestFailed, match="not on the device after 0 s"):
-        bring(engine, refs, deadline_s=0.0)
+        preload(engine, refs, deadline_s=0.0)
     assert engine.num_requests == 0, "or the next ones would wait behind them"

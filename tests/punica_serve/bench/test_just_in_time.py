@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from punica_serve.bench.just_in_time import Gaps, JustInTimeSettings, Span, Upload, make_report, run
+from punica_serve.bench.just_in_time import Gaps, Interval, JustInTimeSettings, Upload, make_report, run
 from punica_serve.errors import ClusterUnavailable
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
@@ -15,19 +15,19 @@ def test_gaps_are_within_a_stream_and_not_between_two() -> None:
     gaps.frame("b", 1.5, is_last=False)
     gaps.frame("a", 3.0, is_last=True)
     gaps.frame("b", 3.5, is_last=False)
-    assert gaps.spans == [Span(1.0, 3.0), Span(1.5, 3.5)]
+    assert gaps.spans == [Interval(1.0, 3.0), Interval(1.5, 3.5)]
     gaps.frame("a", 9.0, is_last=False)
     assert len(gaps.spans) == 2
 
 
 def test_a_gap_that_an_upload_falls_into_is_beside_it() -> None:
     gaps = Gaps()
-    gaps.spans = [Span(0.0, 1.0), Span(1.0, 3.0), Span(2.4, 2.5), Span(2.9, 4.5), Span(4.0, 4.25)]
-    assert gaps.divided([Upload(Span(2.0, 3.0), answered_s=0.5)]) == ([1.0, 0.25], [2.0, pytest.approx(0.1), 1.6])
+    gaps.spans = [Interval(0.0, 1.0), Interval(1.0, 3.0), Interval(2.4, 2.5), Interval(2.9, 4.5), Interval(4.0, 4.25)]
+    assert gaps.divided([Upload(Interval(2.0, 3.0), answered_s=0.5)]) == ([1.0, 0.25], [2.0, pytest.approx(0.1), 1.6])
 
 
 def test_the_report_compares_streams_with_themselves() -> None:
-    uploads = [Upload(Span(0.0, 0.5), 0.25), Upload(Span(1.0, 2.5), 0.75)]
+    uploads = [Upload(Interval(0.0, 0.5), 0.25), Upload(Interval(1.0, 2.5), 0.75)]
     report = make_report(uploads, [0.01] * 9 + [0.02], [0.02] * 9 + [0.06], {"num_streams": 2})
     (row,) = report.tables[0].records
     assert (row["upload_p50_s"], row["first_token_p50_s"], row["first_token_max_s"]) == (0.5, 1.0, 1.5)

@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from punica_serve.bench.prefix_caching import Row, Settings, run
+from punica_serve.bench.prefix_caching import PatternResult, PrefixCachingSettings, run
 from punica_serve.bench.prefix_caching_report import hit_first_token_s, make_report
 from punica_serve.bench.prefix_host_time import measure_host_time
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
 
-SETTINGS = Settings(
+SETTINGS = PrefixCachingSettings(
     num_groups=2,
     group_size=3,
     prefix_tokens=40,
@@ -36,11 +36,11 @@ def subject(tiny_llama: Path) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def rows(subject: Subject) -> tuple[Row, ...]:
+def rows(subject: Subject) -> tuple[PatternResult, ...]:
     return run(subject, SETTINGS, Progress(disable=True))
 
 
-def test_a_group_computes_its_prefix_once(rows: tuple[Row, ...]) -> None:
+def test_a_group_computes_its_prefix_once(rows: tuple[PatternResult, ...]) -> None:
     for row in rows[:-1]:
         (off,), (on,) = row.off, row.on
         assert off.num_prefill_tokens == 6 * 45 and not off.cached
@@ -49,19 +49,19 @@ def test_a_group_computes_its_prefix_once(rows: tuple[Row, ...]) -> None:
         assert on.num_tokens == off.num_tokens == 6 * 4
 
 
-def test_prompts_of_their_own_find_nothing(rows: tuple[Row, ...]) -> None:
+def test_prompts_of_their_own_find_nothing(rows: tuple[PatternResult, ...]) -> None:
     (off,), (on,) = rows[-1].off, rows[-1].on
     assert rows[-1].load.name == "no reuse"
     assert off.num_prefill_tokens == on.num_prefill_tokens == 6 * 45 and not on.cached
 
 
-def test_the_same_requests_are_compared(rows: tuple[Row, ...]) -> None:
+def test_the_same_requests_are_compared(rows: tuple[PatternResult, ...]) -> None:
     off_s, on_s = hit_first_token_s(rows[2])
     assert off_s > 0 and on_s > 0
     assert hit_first_token_s(rows[-1])[0] != hit_first_token_s(rows[-1])[0], "nobody has found anything"
 
 
-def test_it_leaves_tables_and_json(subject: Subject, rows: tuple[Row, ...], tmp_path: Path) -> None:
+def test_it_leaves_tables_and_json(subject: Subject, rows: tuple[PatternResult, ...], tmp_path: Path) -> None:
     host = measure_host_time(num_known_pages=300, batch_size=2, prompt_tokens=50)
     assert host.num_known_pages >= 288 and host.step_us > 0 and host.request_us > 0
     leave(make_report(subject, SETTINGS, rows, host), tmp_path, Console(width=200))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from punica_serve.bench.batching import DecodeTime, Measured
+from punica_serve.bench.batching import BatchingMeasured, DecodeTime
 from punica_serve.bench.profile import decode_times, measure_profile
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
@@ -43,5 +43,5 @@ def test_an_engine_of_short_context_can_not_be_measured(settings: dict[str, int]
 def test_contexts_that_the_kv_cache_does_not_hold_are_extrapolated() -> None:
     rows = [(1, 128, 4.0), (1, 512, 4.4), (1, 2048, 6.0), (8, 128, 5.0), (8, 512, 6.0), (64, 128, 9.0)]
     decodes = tuple(DecodeTime("none", context, size, ms / 1e3, context) for size, context, ms in rows)
-    times = decode_times(Measured((), decodes), (128, 512, 2048))
+    times = decode_times(BatchingMeasured((), decodes), (128, 512, 2048))
     assert (times.batch, times.ms) == ((1, 8), ((4.0, 4.4, 6.0), (5.0, 6.0, 10.0))), "64 rows have one context only"

@@ -10,7 +10,7 @@ import torch
 from punica_serve.adapters.folder import load_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench import random_adapters
-from punica_serve.bench.driver import InFlight, drive
+from punica_serve.bench.driver import MaxConcurrency, drive
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
@@ -39,7 +39,7 @@ def test_adapters_in_the_host_cache_are_all_different_and_run(tiny_llama: Path, 
             assert token.logprobs is not None
             logprobs.setdefault(token.request_id, token.logprobs.logprob)
 
-    assert drive(engine, InFlight(requests), note).num_tokens == 16
+    assert drive(engine, MaxConcurrency(requests), note).num_tokens == 16
     engine.close()
     assert len(set(logprobs.values())) == 4, "adapters that are equal, or do nothing"
 

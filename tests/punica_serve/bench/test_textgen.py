@@ -17,7 +17,7 @@ from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.report import Report, leave
 from punica_serve.bench.step_floor import DeviceRates, StepBytes
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.textgen import Measured, Settings, run
+from punica_serve.bench.textgen import TextgenMeasured, TextgenSettings, run
 from punica_serve.bench.textgen_report import make_report, measure_all
 from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
 from punica_serve.config.engine_section import EngineConfig
@@ -25,7 +25,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.workload import RequestLength, shipped_workload
 
-SETTINGS = Settings(
+SETTINGS = TextgenSettings(
     rows=parse_rows("distinct,uniform,identical,backbone,distinct_alone,files,same_adapter_only,static", on_gpu=False),
     num_requests=8,
     rank=4,
@@ -111,7 +111,7 @@ def test_it_leaves_tables_json_and_a_picture(
 
 
 def test_transformers_and_peft_answer_with_exact_lengths(subject: Subject) -> None:
-    settings = Settings(rows=(PEFT_ROW, "backbone"), num_requests=2, rank=4, length=RequestLength(3, 5))
+    settings = TextgenSettings(rows=(PEFT_ROW, "backbone"), num_requests=2, rank=4, length=RequestLength(3, 5))
     report = measure_all(subject, settings, Progress(disable=True))
     assert [record["row"] for record in report.tables[0].records] == ["backbone", PEFT_ROW]
     speed = report.tables[0].records[1]
@@ -123,7 +123,7 @@ def test_transformers_and_peft_answer_with_exact_lengths(subject: Subject) -> No
 
 
 def test_rows_that_were_not_measured_have_no_notes(subject: Subject) -> None:
-    measured = Measured((), None, shipped_workload(1), failures=("static: failed",))
+    measured = TextgenMeasured((), None, shipped_workload(1), failures=("static: failed",))
     report = make_report(subject, SETTINGS, measured, None)
     assert not any(table.notes for table in report.tables)
 
@@ -162,7 +162,7 @@ def test_a_row_that_fails_ends_no_other(subject: Subject, monkeypatch: pytest.Mo
 def test_steps_on_a_gpu_stand_beside_their_floor(tmp_path: Path) -> None:
     subject = Subject.of_shape("1b", "cuda:0")
     rows = parse_rows("distinct,backbone,files,same_adapter_only", on_gpu=True)
-    report = measure_all(subject, Settings(rows=rows, num_requests=40), Progress(disable=True))
+    report = measure_all(subject, TextgenSettings(rows=rows, num_requests=40), Progress(disable=True))
     assert not report.failures
     steps = {str(record["row"]): record for record in report.tables[1].records}
     for row in rows:

@@ -13,11 +13,11 @@ from typing import TypeVar, get_args
 from rich.progress import Progress
 
 from punica_serve.base_model.lora_layout import pages_of_rank
-from punica_serve.bench.coldstart import CACHE_BYTES, Settings, Source, StreamTimes, check_place, run_stream
-from punica_serve.bench.driver import bring
+from punica_serve.bench.coldstart import CACHE_BYTES, ColdstartSettings, Source, StreamTimes, check_place, run_stream
+from punica_serve.bench.driver import preload
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
@@ -49,9 +49,9 @@ class IdleSettings:
     gap_s: float = 0.25
     folder: Path | None = None
 
-    def stream(self, mode: ColdStart, rank: int, num_prompt_tokens: int) -> Settings:
+    def stream(self, mode: ColdStart, rank: int, num_prompt_tokens: int) -> ColdstartSettings:
         """One stream, beside which nobody decodes."""
-        return Settings(
+        return ColdstartSettings(
             num_arrivals=self.num_arrivals,
             gap_s=self.gap_s,
             num_prompt_tokens=num_prompt_tokens,
@@ -75,7 +75,7 @@ class IdleTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stock:
+class _AdapterSet:
     """Adapters of one rank."""
 
     warm: Sequence[AdapterRef]
@@ -115,18 +115,22 @@ def run_idle(subject: Subject, settings: IdleSettings, progress: Progress) -> li
     return times
 
 
-def _run_rank(engine: Engine, settings: IdleSettings, mode: ColdStart, rank: int, stock: _Stock) -> Iterator[IdleTimes]:
+def _run_rank(
+    engine: Engine, settings: IdleSettings, mode: ColdStart, rank: int, stock: _AdapterSet
+) -> Iterator[IdleTimes]:
     for number, num_tokens in enumerate(settings.prompts):
         stream = settings.stream(mode, rank, num_tokens)
         name = f"{mode}-{rank}-{num_tokens}"
 
-        def first_tokens(adapters: Sequence[AdapterRef], run: str, stream: Settings = stream) -> Sequence[float]:
+        def first_tokens(
+            adapters: Sequence[AdapterRef], run: str, stream: ColdstartSettings = stream
+        ) -> Sequence[float]:
             found = StreamTimes()
             run_stream(engine, (), adapters, stream, found, run=run)
             return found.first_token_s
 
         first_tokens(stock.pilots, f"{name}-pilot")
-        bring(engine, stock.warm)
+        preload(engine, stock.warm)
         check_place(engine, stock.warm, is_cold=False)
         warm_s = first_tokens(stock.warm, f"{name}-warm")
         cold_s: dict[Source, Sequence[float]] = {}
@@ -164,7 +168,7 @@ def _engine(
     cache = PackedCache(cache_folder, CACHE_BYTES)
     for own in folders.values():
         pack_to_disk(own.get("packed", ()), cache, subject.model, subject.dtype, lambda: None)
-    with told(progress, f"engine, cold_start {mode}"):
+    with timed(progress, f"engine, cold_start {mode}"):
         engine = Engine(_config(subject, settings, mode), str(subject.device), packed_cache=cache)
     try:
         yield engine
@@ -179,13 +183,13 @@ def _stock(
     settings: IdleSettings,
     rank: int,
     folders: Mapping[int, Mapping[Source, Sequence[AdapterRef]]],
-) -> _Stock:
+) -> _AdapterSet:
     """The adapters of one rank: those in host memory are made here."""
     num_warm = settings.num_arrivals
     num_cold = num_warm * len(settings.prompts) if "host" in settings.sources else 0
     refs = fill_host_cache(engine, num_warm + _NUM_PILOTS + num_cold, rank, subject.dtype, lambda: None)
     in_host: dict[Source, Sequence[AdapterRef]] = {"host": refs[num_warm + _NUM_PILOTS :]} if num_cold else {}
-    return _Stock(refs[:num_warm], refs[num_warm : num_warm + _NUM_PILOTS], {**in_host, **folders[rank]})
+    return _AdapterSet(refs[:num_warm], refs[num_warm : num_warm + _NUM_PILOTS], {**in_host, **folders[rank]})
 
 
 def _config(subject: Subject, settings: IdleSettings, mode: ColdStart) -> EngineConfig:

@@ -15,7 +15,7 @@ class Arriving(NamedTuple):
     request: Request
 
 
-class RequestQueue(Protocol):
+class RequestFeed(Protocol):
     """Decides when requests are added."""
 
     def take(self, now_s: float, num_unfinished: int) -> list[Arriving]:

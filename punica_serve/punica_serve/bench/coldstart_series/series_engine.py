@@ -10,17 +10,17 @@ from rich.progress import Progress
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.bench.coldstart_series.arrival_list import Arrival
 from punica_serve.bench.coldstart_series.link_rate import LoadTime, measure_load
-from punica_serve.bench.coldstart_series.request_queues import Arriving, ClosedLoop, RequestQueue, TimedQueue
+from punica_serve.bench.coldstart_series.request_queues import Arriving, ClosedLoop, RequestFeed, TimedQueue
 from punica_serve.bench.coldstart_series.series_catalogue import Series
-from punica_serve.bench.coldstart_series.series_replay import Place, RequestTimes, SeriesReplay
+from punica_serve.bench.coldstart_series.series_replay import Place, SeriesReplay, SeriesTimes
 from punica_serve.bench.coldstart_series.series_rows import SeriesRow
 from punica_serve.bench.coldstart_series.series_settings import SeriesSettings
 from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
-from punica_serve.bench.driver import InFlight, OnStep, bring, drive
+from punica_serve.bench.driver import MaxConcurrency, OnStep, drive, preload
 from punica_serve.bench.group_stock import fill_group
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters.host_cache import SHARED_BYTES
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -40,7 +40,7 @@ def series_engine(
 ) -> Iterator["SeriesEngine"]:
     """An engine in a mode with its adapters in host memory, closed in the end."""
     config = _config(subject, settings, mode, num_aliases)
-    with told(progress, f"engine, cold_start {mode}"):
+    with timed(progress, f"engine, cold_start {mode}"):
         engine = subject.open_engine(config)
     try:
         yield SeriesEngine(engine, subject, settings, progress)
@@ -76,16 +76,16 @@ class SeriesEngine:
             with self._bytes[rank].aliases(f"warm-up-r{rank}", range(_WARM_UP_REQUESTS)) as refs:
                 lengths = [self._fit(length.prompt, _WARM_UP_TOKENS) for length in drawn]
                 requests = self._requests("warm-up", lengths, refs, range(_WARM_UP_REQUESTS))
-                drive(self._engine, InFlight(requests, self._settings.batch_size), lambda _: None)
+                drive(self._engine, MaxConcurrency(requests, self._settings.batch_size), lambda _: None)
 
     def run(
         self, series: Series, row: SeriesRow, arrivals: Sequence[Arrival], on_step: OnStep
-    ) -> tuple[RequestTimes, ...]:
+    ) -> tuple[SeriesTimes, ...]:
         """Runs a row of a series. Raises RequestFailed."""
         shared = self._bytes[series.rank]
         name = f"{series.name}-{row.name}"
         if row.is_cached:
-            bring(self._engine, shared.own)
+            preload(self._engine, shared.own)
             refs = {arrival.adapter: shared.own[arrival.adapter % len(shared.own)] for arrival in arrivals}
             return self._replay(series, row, name, arrivals, refs, "device", on_step)
         place: Place = "host" if series.num_adapters is None else "either"
@@ -101,7 +101,7 @@ class SeriesEngine:
         refs: Mapping[int, AdapterRef],
         place: Place,
         on_step: OnStep,
-    ) -> tuple[RequestTimes, ...]:
+    ) -> tuple[SeriesTimes, ...]:
         lengths = [self._fit(*arrival.length) for arrival in arrivals]
         requests = self._requests(name, lengths, refs, (arrival.adapter for arrival in arrivals))
         replay = SeriesReplay(
@@ -116,7 +116,7 @@ class SeriesEngine:
 
     def _queue(
         self, series: Series, row: SeriesRow, arrivals: Sequence[Arrival], requests: Sequence[Request]
-    ) -> RequestQueue:
+    ) -> RequestFeed:
         if series.rate_per_s is None:
             return ClosedLoop(requests, series.num_in_flight, self._settings.seconds)
         timed = [Arriving(arrival.due_s, request) for arrival, request in zip(arrivals, requests, strict=True)]

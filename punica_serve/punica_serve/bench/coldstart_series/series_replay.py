@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from punica_serve.bench.coldstart_series.request_queues import Arriving, RequestQueue
+from punica_serve.bench.coldstart_series.request_queues import Arriving, RequestFeed
 from punica_serve.bench.driver import OnStep, step
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
@@ -23,7 +23,7 @@ Place = Literal["device", "host", "either"]
 
 
 @dataclass(frozen=True, slots=True)
-class RequestTimes:
+class SeriesTimes:
     """The times of one request; all count from its arrival, so time in a queue counts."""
 
     first_token_s: float
@@ -50,7 +50,7 @@ class SeriesReplay:
     def __init__(
         self,
         engine: Engine,
-        queue: RequestQueue,
+        queue: RequestFeed,
         on_step: OnStep,
         *,
         place: Place,
@@ -65,10 +65,10 @@ class SeriesReplay:
         self._is_blocking = is_blocking
         self._deadline_s = deadline_s
         self._running: dict[str, _Running] = {}
-        self._ended: list[RequestTimes] = []
+        self._ended: list[SeriesTimes] = []
         self._started_s = 0.0
 
-    def run(self) -> tuple[RequestTimes, ...]:
+    def run(self) -> tuple[SeriesTimes, ...]:
         """Raises RequestFailed if a request fails, an adapter is not in its place, or the deadline passes."""
         self._started_s = time.perf_counter()
         with self._cancelling():
@@ -131,7 +131,7 @@ class SeriesReplay:
             num_after = running.num_tokens - 1
             per_token_s = (now_s - running.first_s) / num_after if num_after else None
             self._ended.append(
-                RequestTimes(running.first_s - running.due_s, per_token_s, now_s - running.due_s, running.was_resident)
+                SeriesTimes(running.first_s - running.due_s, per_token_s, now_s - running.due_s, running.was_resident)
             )
 
     def _rest(self) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.coldstart_series.link_rate import Link
 from punica_serve.bench.coldstart_series.series_catalogue import Series
-from punica_serve.bench.coldstart_series.series_replay import RequestTimes
+from punica_serve.bench.coldstart_series.series_replay import SeriesTimes
 from punica_serve.bench.coldstart_series.series_rows import SeriesRow
 
 #: The projections that adapters change: the paper's, or all seven.
@@ -62,7 +62,7 @@ class RowResult:
 
     series: Series
     row: SeriesRow
-    times: tuple[RequestTimes, ...]
+    times: tuple[SeriesTimes, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from punica_serve.bench.coldstart_series.series_replay import RequestTimes
+from punica_serve.bench.coldstart_series.series_replay import SeriesTimes
 from punica_serve.bench.coldstart_series.series_rows import CACHED
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured
 
@@ -16,7 +16,7 @@ class Measure:
     key: str
     title: str
     #: None if the request has no such time.
-    time_s: Callable[[RequestTimes], float | None]
+    time_s: Callable[[SeriesTimes], float | None]
 
     def of(self, result: RowResult) -> list[float]:
         """The times of a row, in seconds."""

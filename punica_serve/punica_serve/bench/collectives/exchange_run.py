@@ -26,7 +26,7 @@ _SILENCE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExchangeResult:
     """A rank's result for one way at one size."""
 
     way: str
@@ -41,7 +41,7 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
     ``times_file``: is written for `engine.exchange_times`. Raises ConfigError if it can't be.
     """
     task = progress.add_task("collectives", total=settings.num_ranks * len(settings.ways) * len(settings.sizes))
-    found: list[Found] = []
+    found: list[ExchangeResult] = []
     failures: list[str] = []
     try:
         for each in _results(settings):
@@ -68,7 +68,7 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
     )
 
 
-def exchange_tables(settings: ExchangeSettings, found: list[Found]) -> list[TableData]:
+def exchange_tables(settings: ExchangeSettings, found: list[ExchangeResult]) -> list[TableData]:
     """Microseconds of one exchange of each size by each way: those of the slowest rank. Sums alone, then with norms."""
     how = "in a CUDA graph" if settings.device == "cuda" else "call by call"
     what = f"over {settings.num_ranks} ranks, {settings.dtype}, µs of one exchange {how}"
@@ -81,7 +81,7 @@ def exchange_tables(settings: ExchangeSettings, found: list[Found]) -> list[Tabl
     return tables
 
 
-def _table(key: str, title: str, ways: list[str], settings: ExchangeSettings, found: list[Found]) -> TableData:
+def _table(key: str, title: str, ways: list[str], settings: ExchangeSettings, found: list[ExchangeResult]) -> TableData:
     slowest: dict[tuple[int, str], float] = {}
     for each in found:
         if not isinstance(each.result, str):
@@ -138,7 +138,7 @@ def _gpu_name() -> str:
     return torch.cuda.get_device_name(0)
 
 
-def _results(settings: ExchangeSettings) -> Iterator[Found]:
+def _results(settings: ExchangeSettings) -> Iterator[ExchangeResult]:
     """The ranks' results, as they arrive. Raises RuntimeError if one fails, or is silent too long."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -156,7 +156,7 @@ def _results(settings: ExchangeSettings) -> Iterator[Found]:
         yield from _receive(ranks)
 
 
-def _receive(ranks: dict[Connection, SpawnProcess]) -> Iterator[Found]:
+def _receive(ranks: dict[Connection, SpawnProcess]) -> Iterator[ExchangeResult]:
     waiting = dict(ranks)
     while waiting:
         ready = wait(list(waiting), timeout=_SILENCE_S)
@@ -165,7 +165,7 @@ def _receive(ranks: dict[Connection, SpawnProcess]) -> Iterator[Found]:
         for receiver in ready:
             assert isinstance(receiver, Connection)
             try:
-                yield Found(*receiver.recv())
+                yield ExchangeResult(*receiver.recv())
             except EOFError:
                 process = waiting.pop(receiver)
                 process.join(_SILENCE_S)

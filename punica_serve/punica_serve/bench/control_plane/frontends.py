@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from punica_serve.bench.control_plane.settings import NUM_ADAPTERS, PROMPT_TOKENS, Load, age
+from punica_serve.bench.control_plane.settings import NUM_ADAPTERS, PROMPT_TOKENS, LoadSettings, age
 from punica_serve.errors import ClusterUnavailable, RequestFailed
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import dial
@@ -28,7 +28,7 @@ _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 @dataclass(slots=True)
-class Arrivals:
+class ArrivedTokens:
     """The tokens that arrived since the last look."""
 
     num_tokens: int = 0
@@ -40,7 +40,7 @@ class Arrivals:
 class Frontend:
     """One frontend's requests; each that ends is replaced by a new one."""
 
-    def __init__(self, load: Load, index: int, arrivals: Arrivals) -> None:
+    def __init__(self, load: LoadSettings, index: int, arrivals: ArrivedTokens) -> None:
         self.name = f"frontend-{index}"
         self._load = load
         self._random = random.Random(index)
@@ -98,11 +98,11 @@ class Frontend:
         return self._random.randint(1, length)
 
 
-async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> None:
+async def main(load: LoadSettings, on_ready: Callable[[Callable[[], Any]], None]) -> None:
     """Runs all frontends; ready when every request has had a token. Each look returns the Arrivals since the last."""
-    arrivals = Arrivals()
+    arrivals = ArrivedTokens()
 
-    def look() -> Arrivals:
+    def look() -> ArrivedTokens:
         seen = replace(arrivals)
         arrivals.num_tokens, arrivals.num_ended, arrivals.ages = 0, 0, Counter()
         return seen
@@ -117,7 +117,7 @@ async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> Non
         on_ready(look)
 
 
-async def _run_frontend(load: Load, frontend: Frontend, num_requests: int, filled: asyncio.Barrier) -> None:
+async def _run_frontend(load: LoadSettings, frontend: Frontend, num_requests: int, filled: asyncio.Barrier) -> None:
     hello = FrontendHello(PROTOCOL_VERSION, load.token, frontend.name)
     async with dial(load.scheduler_url, hello, SchedulerToFrontend) as (channel, _), asyncio.TaskGroup() as tasks:
         is_filled = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from punica_serve.bench.control_plane.settings import GPUS_PER_RUNNER, NUM_KV_PAGES, PAGE_SIZE, Load, stamp
+from punica_serve.bench.control_plane.settings import GPUS_PER_RUNNER, NUM_KV_PAGES, PAGE_SIZE, LoadSettings, stamp
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import dial
@@ -103,17 +103,17 @@ class Gpu:
 
 
 @dataclass(slots=True)
-class Pace:
+class StepPace:
     """The current duration of a step."""
 
     step_s: float
 
 
-async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> None:
+async def main(load: LoadSettings, on_ready: Callable[[Callable[[], Any]], None]) -> None:
     """Runs all hosts: slowly while the cluster is filled, and at full speed from the first look on."""
     settings = load.settings
     num_hosts = -(-settings.num_gpus // GPUS_PER_RUNNER)
-    pace = Pace(FILLING_SLOWDOWN * settings.step_s)
+    pace = StepPace(FILLING_SLOWDOWN * settings.step_s)
 
     def look() -> None:
         pace.step_s = settings.step_s
@@ -127,7 +127,7 @@ async def main(load: Load, on_ready: Callable[[Callable[[], Any]], None]) -> Non
         on_ready(look)
 
 
-async def _run_host(load: Load, host: int, uuids: list[str], joined: asyncio.Barrier, pace: Pace) -> None:
+async def _run_host(load: LoadSettings, host: int, uuids: list[str], joined: asyncio.Barrier, pace: StepPace) -> None:
     hello = RunnerHello(PROTOCOL_VERSION, load.token, f"host-{host:03}", uuid.uuid4().hex)
     async with dial(load.scheduler_url, hello, SchedulerToRunner) as (channel, welcome):
         gpus = {}
@@ -152,7 +152,7 @@ def _obey(gpus: dict[str, Gpu], command: Any) -> None:
         gpus[command.gpu_uuid].stop(command)
 
 
-async def _keep_stepping(channel: Channel, gpu: Gpu, pace: Pace, phase: float) -> None:
+async def _keep_stepping(channel: Channel, gpu: Gpu, pace: StepPace, phase: float) -> None:
     """Steps at fixed times, except those that this process is too late for or the scheduler has no time for.
 
     Then a smaller load is measured, as the table shows.

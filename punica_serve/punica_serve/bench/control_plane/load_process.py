@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from punica_serve.bench.control_plane.settings import Load
+from punica_serve.bench.control_plane.settings import LoadSettings
 from punica_serve.errors import ClusterUnavailable
 from punica_serve.process.ending import end_process
 from punica_serve.process.memory_tuning import tune_gc
@@ -22,7 +22,7 @@ _STOP_TIMEOUT_S = 5.0
 
 #: Runs the load and calls its argument once it is ready; the argument is a function that returns the measurements since
 #: the last look.
-LoadMain = Callable[[Load, Callable[[Callable[[], Any]], None]], Awaitable[None]]
+LoadMain = Callable[[LoadSettings, Callable[[Callable[[], Any]], None]], Awaitable[None]]
 
 _context = multiprocessing.get_context("spawn")
 
@@ -30,7 +30,7 @@ _context = multiprocessing.get_context("spawn")
 class LoadProcess:
     """A context manager: the process runs inside."""
 
-    def __init__(self, main: LoadMain, load: Load) -> None:
+    def __init__(self, main: LoadMain, load: LoadSettings) -> None:
         self._connection, theirs = _context.Pipe()
         self._process = _context.Process(target=_run, args=(main, load, theirs), daemon=True)
         self._theirs = theirs
@@ -62,12 +62,12 @@ class LoadProcess:
         )
 
 
-def _run(main: LoadMain, load: Load, connection: Connection) -> None:
+def _run(main: LoadMain, load: LoadSettings, connection: Connection) -> None:
     tune_gc()  # a full collection of all imports takes 40 ms, which would make tokens seem late
     uvloop.run(_until_parent_goes(main, load, connection))
 
 
-async def _until_parent_goes(main: LoadMain, load: Load, connection: Connection) -> None:
+async def _until_parent_goes(main: LoadMain, load: LoadSettings, connection: Connection) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main(load, lambda figures: _serve_looks(loop, connection, figures, task)))
     with suppress(asyncio.CancelledError):

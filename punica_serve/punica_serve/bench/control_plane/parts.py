@@ -18,7 +18,7 @@ _INCARNATION = 1
 
 
 @dataclass(slots=True)
-class Parts:
+class PartTimes:
     """CPU time in µs per token."""
 
     decode: float = 0.0
@@ -26,7 +26,7 @@ class Parts:
     encode: float = 0.0
 
 
-def parts_us(settings: ControlPlaneSettings) -> Parts:
+def parts_us(settings: ControlPlaneSettings) -> PartTimes:
     """Measured with reports of all GPUs in turn, one per frame, while no request arrives or ends."""
     scheduler = Scheduler(_INCARNATION)
     gpus = _filled(scheduler, settings)
@@ -51,7 +51,7 @@ def parts_us(settings: ControlPlaneSettings) -> Parts:
             decode_s += decoded_s - start_s
             handle_s += handled_s - decoded_s
             encode_s += encoded_s - handled_s
-    return Parts(*(1e6 * seconds / num_tokens for seconds in (decode_s, handle_s, encode_s)))
+    return PartTimes(*(1e6 * seconds / num_tokens for seconds in (decode_s, handle_s, encode_s)))
 
 
 def _filled(scheduler: Scheduler, settings: ControlPlaneSettings) -> dict[str, Gpu]:

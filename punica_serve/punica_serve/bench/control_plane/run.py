@@ -15,11 +15,11 @@ from rich.progress import Progress, TaskID
 
 from punica_serve.bench.control_plane import frontends, hosts
 from punica_serve.bench.control_plane.load_process import LoadProcess
-from punica_serve.bench.control_plane.parts import Parts, parts_us
+from punica_serve.bench.control_plane.parts import PartTimes, parts_us
 from punica_serve.bench.control_plane.placement import PlacementTime, placement_times
 from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_request
 from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess, idle_s
-from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, Load
+from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, LoadSettings
 from punica_serve.bench.goals import Goal, goals_table
 from punica_serve.bench.reference_figures import goals
 from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, Value, host_facts
@@ -43,7 +43,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class ControlPlaneMeasured:
     """The measurements of one load."""
 
     name: str
@@ -117,11 +117,11 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
 
 def _measure(
     settings: ControlPlaneSettings, name: str, has_churn: bool, folder: Path, wait: "partial[None]"
-) -> Measurement:
+) -> ControlPlaneMeasured:
     with ExitStack() as stack:
         scheduler = stack.enter_context(SchedulerProcess(folder))
         scheduler.wait_until_it_listens()
-        load = Load(settings, scheduler.url, scheduler.token, has_churn)
+        load = LoadSettings(settings, scheduler.url, scheduler.token, has_churn)
         gpus = stack.enter_context(LoadProcess(hosts.main, load))
         gpus.wait_until_ready()
         clients = stack.enter_context(LoadProcess(frontends.main, load))
@@ -138,7 +138,9 @@ def _measure(
             raise ClusterUnavailable(
                 f"no token arrived in {seconds:.1f} s of the load {name!r}; try fewer GPUs (`--gpus`)"
             )
-        return Measurement(name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages, idle_share)
+        return ControlPlaneMeasured(
+            name, seconds, cpu_s, arrivals.num_tokens, arrivals.num_ended, arrivals.ages, idle_share
+        )
 
 
 def _wait(progress: Progress, task: TaskID, seconds: float) -> None:
@@ -149,7 +151,7 @@ def _wait(progress: Progress, task: TaskID, seconds: float) -> None:
         progress.advance(task)
 
 
-def _table(settings: ControlPlaneSettings, measurements: Sequence[Measurement]) -> TableData:
+def _table(settings: ControlPlaneSettings, measurements: Sequence[ControlPlaneMeasured]) -> TableData:
     first, last = settings.answer_tokens
     title = (
         f"The scheduler at {settings.num_gpus} GPUs x {settings.batch_size} requests, "
@@ -162,7 +164,7 @@ def _table(settings: ControlPlaneSettings, measurements: Sequence[Measurement]) 
     return TableData("loads", title, _COLUMNS, [measurement.row for measurement in measurements], notes)
 
 
-def _parts(parts: Parts) -> TableData:
+def _parts(parts: PartTimes) -> TableData:
     """The parts of a token's cost apart from frames."""
     columns = (Column("part", "part"), Column("us_per_token", "CPU µs/token", ".3f"))
     rows: list[tuple[Value, ...]] = [
@@ -195,7 +197,9 @@ def _punica_us(placements: Sequence[PlacementTime], num_gpus: int) -> float:
     return next(time.us for time in placements if (time.policy, time.num_gpus) == ("punica", num_gpus))
 
 
-def _goals(measurements: Sequence[Measurement], placements: Sequence[PlacementTime], queued_bytes: float) -> TableData:
+def _goals(
+    measurements: Sequence[ControlPlaneMeasured], placements: Sequence[PlacementTime], queued_bytes: float
+) -> TableData:
     bounds = goals().control_plane
     found = []
     for measurement in measurements:
@@ -214,7 +218,7 @@ def _goals(measurements: Sequence[Measurement], placements: Sequence[PlacementTi
     return goals_table(found, "Goals of the control plane, on two cores")
 
 
-def _draw(measurements: Sequence[Measurement], figure: "Figure") -> None:
+def _draw(measurements: Sequence[ControlPlaneMeasured], figure: "Figure") -> None:
     """Draws the share of tokens that have arrived by each age."""
     axes = figure.subplots()
     for measurement in measurements:

@@ -60,7 +60,7 @@ class ControlPlaneSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSettings:
     """The settings of the two load processes."""
 
     settings: ControlPlaneSettings

@@ -45,7 +45,7 @@ class LayerTime:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillTime:
+class AssistedPrefillTime:
     """All layers' base products of one group, and what processes add to them (figure 16)."""
 
     waits: Waits
@@ -60,5 +60,5 @@ class FiguresMeasured:
     round_trips: Sequence[RoundTrip]
     layers: Sequence[LayerTime]
     #: Empty without a GPU.
-    prefills: Sequence[PrefillTime]
+    prefills: Sequence[AssistedPrefillTime]
     failures: Sequence[str] = ()

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from rich.progress import Progress
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, pages_of_rank
-from punica_serve.bench.cpu_assist_figures.figure_settings import FigureSettings, FiguresMeasured, PrefillTime
+from punica_serve.bench.cpu_assist_figures.figure_settings import AssistedPrefillTime, FigureSettings, FiguresMeasured
 from punica_serve.bench.cpu_assist_figures.layer_times import measure_layers
 from punica_serve.bench.cpu_assist_figures.round_trips import measure_round_trips
 from punica_serve.bench.subject import Subject
-from punica_serve.bench.token_bar import told
+from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist.assistant import MAX_ASSISTED_ROWS, CpuAssist, open_cpu_assist
 from punica_serve.engine.memory.pinned_memory import HostMemory, open_host_memory
@@ -22,20 +22,20 @@ def run_figures(subject: Subject, settings: FigureSettings, progress: Progress) 
     if settings.num_tokens > MAX_ASSISTED_ROWS:
         message = f"CPU processes help prefills of up to {MAX_ASSISTED_ROWS} tokens, not of {settings.num_tokens}"
         raise ConfigError(message, param="tokens")
-    with told(progress, "figure 17, rows to processes and back"):
+    with timed(progress, "figure 17, rows to processes and back"):
         num_bytes = settings.num_tokens * subject.model.hidden_size * subject.dtype.itemsize
         round_trips = measure_round_trips(settings.counts, num_bytes, settings.num_repeats)
     with _opened(subject, settings) as (assist, host):
         weights = assist.weights_of_first_group(pages_of_rank(settings.rank))
         failures: list[str] = []
-        prefills: list[PrefillTime] = []
-        with told(progress, "figure 18, processes and threads"):
+        prefills: list[AssistedPrefillTime] = []
+        with timed(progress, "figure 18, processes and threads"):
             layers = measure_layers(assist, host, weights, settings)
         if subject.on_gpu:
             from punica_serve.bench.cpu_assist_figures.prefill_times import measure_prefills
 
             try:
-                with told(progress, "figure 16, sync-free and synchronous"):
+                with timed(progress, "figure 16, sync-free and synchronous"):
                     prefills = measure_prefills(assist, weights, settings)
             except RequestFailed as error:
                 failures.append(f"figure 16: {error.message}")

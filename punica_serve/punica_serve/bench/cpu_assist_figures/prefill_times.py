@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.exchange_words import NUM_STEP_WORDS
-from punica_serve.bench.cpu_assist_figures.figure_settings import FigureSettings, PrefillTime
+from punica_serve.bench.cpu_assist_figures.figure_settings import AssistedPrefillTime, FigureSettings
 from punica_serve.bench.cpu_assist_figures.layer_times import MAX_WAIT_S, exchange_layer
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords, CudaArrival
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
@@ -23,7 +23,9 @@ from punica_serve.errors import RequestFailed
 _Prefill = Callable[[AssistJob], None]
 
 
-def measure_prefills(assist: CpuAssist, weights: Sequence[GroupWeights], settings: FigureSettings) -> list[PrefillTime]:
+def measure_prefills(
+    assist: CpuAssist, weights: Sequence[GroupWeights], settings: FigureSettings
+) -> list[AssistedPrefillTime]:
     """Both ways, over the number of processes. Raises RequestFailed if processes don't answer."""
     assert assist.arrival_words is not None
     prefills = _Prefills(assist, assist.arrival_words, settings.num_tokens)
@@ -32,7 +34,7 @@ def measure_prefills(assist: CpuAssist, weights: Sequence[GroupWeights], setting
         for run, waits in ((prefills.sync_free, "sync-free"), (prefills.synchronous, "synchronous")):
             seconds = [prefills.time(run, weights, count) for _ in range(settings.num_repeats + 1)]
             median_s = statistics.median(seconds[1:])
-            times.append(PrefillTime("sync-free" if waits == "sync-free" else "synchronous", count, median_s))
+            times.append(AssistedPrefillTime("sync-free" if waits == "sync-free" else "synchronous", count, median_s))
     return times
 
 

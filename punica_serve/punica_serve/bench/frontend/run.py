@@ -35,7 +35,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class FrontendMeasured:
     """The frontend process's time for a number of tokens."""
 
     seconds: float
@@ -63,7 +63,7 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
     return Report("frontend", machine("cpu"), asdict(settings), [table])
 
 
-async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Measurement:
+async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> FrontendMeasured:
     token = secrets.token_hex(16)
     scheduler = PlayedScheduler(token, settings.num_gpus)
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
@@ -85,7 +85,7 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Me
                     await asyncio.sleep(_TICK_S)
                     tick()
                 stepping.cancel()
-            return Measurement(
+            return FrontendMeasured(
                 seconds=time.monotonic() - started_s,
                 cpu_s=process.cpu_s - cpu_s,
                 num_tokens=scheduler.num_tokens - num_tokens,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from punica_serve.bench.hot_reload.versions import History, Verdict
+from punica_serve.bench.hot_reload.versions import Verdict, VersionHistory
 from punica_serve.demo.asking import Ask
 from punica_serve.errors import RequestFailed
 
@@ -22,7 +22,7 @@ _NUM_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JudgedAnswer:
     """One request and its result, in seconds since the start."""
 
     lora_id: str
@@ -40,18 +40,18 @@ def arrivals(rate_per_s: float, lora_ids: Sequence[str], seed: int) -> Iterator[
         yield due_s, lora_id
 
 
-class Load:
+class RequestLoad:
     """Sends requests until stopped, and judges every answer."""
 
     def __init__(
-        self, ask: Ask, histories: Mapping[str, History], now_s: Callable[[], float], *, max_in_flight: int
+        self, ask: Ask, histories: Mapping[str, VersionHistory], now_s: Callable[[], float], *, max_in_flight: int
     ) -> None:
         self._ask = ask
         self._histories = histories
         self._now_s = now_s
         self._places = asyncio.Semaphore(max_in_flight)
         self._is_over = False
-        self.answers: list[Answer] = []
+        self.answers: list[JudgedAnswer] = []
         #: The first few wrong answers of each kind, described.
         self.wrong: list[str] = []
 
@@ -79,6 +79,6 @@ class Load:
             verdict = self._histories[lora_id].judge(said, sent_s, self._now_s())
         except (RequestFailed, TimeoutError) as error:
             said, verdict = str(error) or "no answer in time", Verdict.FAILED
-        self.answers.append(Answer(lora_id, due_s, sent_s, self._now_s(), verdict))
+        self.answers.append(JudgedAnswer(lora_id, due_s, sent_s, self._now_s(), verdict))
         if verdict is not Verdict.WHOLE and len(self.wrong) < _NUM_REASONS:
             self.wrong.append(f"{lora_id}, sent at {sent_s:.3f} s: {verdict}: {said!r}")

@@ -7,8 +7,8 @@ from importlib.resources import files
 
 import httpx
 
-from punica_serve.bench.hot_reload.load import INTEGER, Load
-from punica_serve.bench.hot_reload.versions import History
+from punica_serve.bench.hot_reload.load import INTEGER, RequestLoad
+from punica_serve.bench.hot_reload.versions import VersionHistory
 from punica_serve.demo.notations import NOTATIONS
 from punica_serve.errors import RequestFailed
 
@@ -29,14 +29,16 @@ class Reload:
 class Reloads:
     """Registers the adapter by upload whenever asked to."""
 
-    def __init__(self, client: httpx.AsyncClient, history: History, now_s: Callable[[], float]) -> None:
+    def __init__(self, client: httpx.AsyncClient, history: VersionHistory, now_s: Callable[[], float]) -> None:
         self._client = client
         self._history = history
         self._now_s = now_s
         self._notations = list(NOTATIONS)
         self.done: list[Reload] = []
 
-    async def keep_reloading(self, count: int, every_s: float, load: Load, on_reload: Callable[[int], object]) -> None:
+    async def keep_reloading(
+        self, count: int, every_s: float, load: RequestLoad, on_reload: Callable[[int], object]
+    ) -> None:
         """Reloads every ``every_s``, or as soon as the last reload is done: registered, and used by one request."""
         started_s = self._now_s()
         for number in range(1, count + 1):

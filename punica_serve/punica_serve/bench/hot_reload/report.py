@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from punica_serve.bench.hot_reload.footprint import Footprint
-from punica_serve.bench.hot_reload.load import Answer
+from punica_serve.bench.hot_reload.load import JudgedAnswer
 from punica_serve.bench.hot_reload.reloads import CHANGING, Reload
 from punica_serve.bench.hot_reload.versions import Verdict
 from punica_serve.bench.percentiles import percentiles_ms
@@ -49,10 +49,10 @@ _FOOTPRINT_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HotReloadMeasured:
     """The measurements of one run."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[JudgedAnswer]
     #: The first few wrong answers, described.
     wrong: Sequence[str]
     reloads: Sequence[Reload]
@@ -71,7 +71,7 @@ class Measured:
         return {name: last[name] - num_bytes for name, num_bytes in self.warm.resident_bytes.items()}
 
 
-def make_report(measured: Measured, settings: Mapping[str, Any], rate_per_s: float) -> Report:
+def make_report(measured: HotReloadMeasured, settings: Mapping[str, Any], rate_per_s: float) -> Report:
     """The tables and picture, with every broken promise as a failure."""
     names = sorted({answer.lora_id for answer in measured.answers})
     rows = [_answer_row(name, [a for a in measured.answers if a.lora_id == name]) for name in names]
@@ -92,14 +92,14 @@ def make_report(measured: Measured, settings: Mapping[str, Any], rate_per_s: flo
     return Report("hot-reload", host_facts(), settings, tables, figures, failures=_failures(measured, len(names)))
 
 
-def _answer_row(name: str, answers: Sequence[Answer]) -> tuple[Value, ...]:
+def _answer_row(name: str, answers: Sequence[JudgedAnswer]) -> tuple[Value, ...]:
     """Times count from when a request was due."""
     counts = [sum(answer.verdict is verdict for answer in answers) for verdict in Verdict]
     waits_s = [answer.ended_s - answer.due_s for answer in answers]
     return (name, len(answers), *counts, *percentiles_ms(waits_s, 50, 99, 100))
 
 
-def _load_row(measured: Measured, rate_per_s: float) -> tuple[float, ...]:
+def _load_row(measured: HotReloadMeasured, rate_per_s: float) -> tuple[float, ...]:
     late_s = [answer.sent_s - answer.due_s for answer in measured.answers]
     reloads_s = [reload.registered_s - reload.began_s for reload in measured.reloads]
     num_reloads = len(reloads_s) - 1  # the first registration is not a reload
@@ -120,7 +120,7 @@ def _kept(load: tuple[float, ...]) -> str:
     return f"The clock was not kept: this machine can't sustain {asked_per_s:g} requests/s."
 
 
-def _footprint_rows(measured: Measured) -> list[tuple[Value, ...]]:
+def _footprint_rows(measured: HotReloadMeasured) -> list[tuple[Value, ...]]:
     first, warm, *_, last = measured.footprints[0], measured.warm, measured.footprints[-1]
     rows: list[tuple[Value, ...]] = []
     for name, num_bytes in warm.resident_bytes.items():
@@ -137,7 +137,7 @@ def _footprint_rows(measured: Measured) -> list[tuple[Value, ...]]:
     return rows
 
 
-def _failures(measured: Measured, num_adapters: int) -> list[str]:
+def _failures(measured: HotReloadMeasured, num_adapters: int) -> list[str]:
     failures = list(measured.wrong)
     failures += [
         f"{name} grew by {grown / (1 << 20):.1f} MiB"
@@ -149,7 +149,7 @@ def _failures(measured: Measured, num_adapters: int) -> list[str]:
     return failures
 
 
-def _draw(figure: "Figure", measured: Measured) -> None:
+def _draw(figure: "Figure", measured: HotReloadMeasured) -> None:
     """Draws the response times, and the growth of processes, over the run."""
     times, growth = figure.subplots(2, 1)
     for verdict in Verdict:

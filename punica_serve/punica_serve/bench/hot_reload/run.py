@@ -12,10 +12,10 @@ import httpx
 from rich.progress import Progress
 
 from punica_serve.bench.hot_reload.footprint import Footprint, footprint_of
-from punica_serve.bench.hot_reload.load import INTEGER, Load, arrivals
+from punica_serve.bench.hot_reload.load import INTEGER, RequestLoad, arrivals
 from punica_serve.bench.hot_reload.reloads import CHANGING, Reloads
-from punica_serve.bench.hot_reload.report import Measured, make_report
-from punica_serve.bench.hot_reload.versions import History
+from punica_serve.bench.hot_reload.report import HotReloadMeasured, make_report
+from punica_serve.bench.hot_reload.versions import VersionHistory
 from punica_serve.bench.report import Report
 from punica_serve.bench.running_cluster import RunningCluster, running_cluster
 from punica_serve.config.cluster import load_config
@@ -69,7 +69,9 @@ def _check_adapters(config: Path) -> None:
         raise ConfigError(message, param="config")
 
 
-async def _measure(settings: HotReloadSettings, cluster: RunningCluster, tick: Callable[[], object]) -> Measured:
+async def _measure(
+    settings: HotReloadSettings, cluster: RunningCluster, tick: Callable[[], object]
+) -> HotReloadMeasured:
     footprints: list[Footprint] = []
 
     def on_reload(number: int) -> None:
@@ -84,9 +86,9 @@ async def _measure(settings: HotReloadSettings, cluster: RunningCluster, tick: C
         def now_s() -> float:
             return time.monotonic() - started_s
 
-        history = History()
-        histories = {name: History.unchanging(NOTATIONS[name](INTEGER)) for name in _UNCHANGING}
-        load = Load(ask, {**histories, CHANGING: history}, now_s, max_in_flight=settings.max_in_flight)
+        history = VersionHistory()
+        histories = {name: VersionHistory.unchanging(NOTATIONS[name](INTEGER)) for name in _UNCHANGING}
+        load = RequestLoad(ask, {**histories, CHANGING: history}, now_s, max_in_flight=settings.max_in_flight)
         reloads = Reloads(client, history, now_s)
         await reloads.reload()
         before = footprint_of(cluster, 0)
@@ -96,7 +98,7 @@ async def _measure(settings: HotReloadSettings, cluster: RunningCluster, tick: C
             load.stop()
         seconds = now_s()
         settled = await _settled(cluster, settings.num_reloads)
-    return Measured(load.answers, load.wrong, reloads.done, (before, *footprints, settled), seconds)
+    return HotReloadMeasured(load.answers, load.wrong, reloads.done, (before, *footprints, settled), seconds)
 
 
 async def _settled(cluster: RunningCluster, num_reloads: int) -> Footprint:

@@ -33,14 +33,14 @@ class Version:
     registered_s: float = math.inf
 
 
-class History:
+class VersionHistory:
     """The versions of one name, oldest first."""
 
     def __init__(self, *versions: Version) -> None:
         self._versions = [*versions]
 
     @classmethod
-    def unchanging(cls, answer: str) -> "History":
+    def unchanging(cls, answer: str) -> "VersionHistory":
         return cls(Version(answer, -math.inf, -math.inf))
 
     def begin(self, answer: str, now_s: float) -> Version:

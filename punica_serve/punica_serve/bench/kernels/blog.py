@@ -12,7 +12,7 @@ from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.curves import label_batches
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
 from punica_serve.bench.kernels.setting import KernelBench
-from punica_serve.bench.kernels.torch_operators import TorchLora
+from punica_serve.bench.kernels.torch_operators import TorchOperators
 from punica_serve.bench.report import Column, TableData, Value, numbers
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def measure(bench: KernelBench) -> TableData:
     for batch in batch_sizes:
         case = random_case(batch)
         own = Rows(batch, weights.h_in, weights.h_out, bench.dtype, bench.device)
-        makers = TorchLora(weights, case, own).operators
+        makers = TorchOperators(weights, case, own).operators
         calls = [Sgmv(weights, case, own).pair, *(makers[name]() for name in ("loop", "gather-bmm", "bmm"))]
         for column, call in zip(COLUMNS[2:], calls, strict=True):
             checked(call, weights, case, own, column.key)

@@ -6,7 +6,7 @@ from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.curves import draw_panels
 from punica_serve.bench.kernels.operators import Rows, Sgmv, checked
 from punica_serve.bench.kernels.setting import POPULATIONS, KernelBench
-from punica_serve.bench.kernels.torch_operators import TorchLora
+from punica_serve.bench.kernels.torch_operators import TorchOperators
 from punica_serve.bench.kernels.weights import PagedWeights
 from punica_serve.bench.report import Column, TableData, Value
 
@@ -44,7 +44,7 @@ def _measure(bench: KernelBench, weights: PagedWeights, case: Case) -> list[tupl
     own_us = bench.time_us(sgmv.pair)
     cell = (case.name, case.num_rows, case.num_adapters)
     found: list[tuple[Value, ...]] = [(*cell, "SGMV", own_us, 1.0)]
-    for name, make in TorchLora(weights, case, rows).operators.items():
+    for name, make in TorchOperators(weights, case, rows).operators.items():
         call = make()
         if name != "gather":
             checked(call, weights, case, rows, name)

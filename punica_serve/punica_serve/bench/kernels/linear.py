@@ -33,7 +33,7 @@ COLUMNS = (
 )
 
 
-class Projection(NamedTuple):
+class DenseProduct(NamedTuple):
     """One of a layer's dense products."""
 
     name: str
@@ -43,13 +43,13 @@ class Projection(NamedTuple):
     split_k: bool
 
 
-def projections(hidden: int, intermediate: int) -> tuple[Projection, ...]:
+def projections(hidden: int, intermediate: int) -> tuple[DenseProduct, ...]:
     """The projections of a Llama layer without grouped heads."""
     return (
-        Projection("qkv", hidden, 3 * hidden, split_k=False),
-        Projection("o", hidden, hidden, split_k=True),
-        Projection("gate_up", hidden, 2 * intermediate, split_k=False),
-        Projection("down", intermediate, hidden, split_k=True),
+        DenseProduct("qkv", hidden, 3 * hidden, split_k=False),
+        DenseProduct("o", hidden, hidden, split_k=True),
+        DenseProduct("gate_up", hidden, 2 * intermediate, split_k=False),
+        DenseProduct("down", intermediate, hidden, split_k=True),
     )
 
 
@@ -73,7 +73,7 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
     )
 
 
-def _measure(bench: KernelBench, projection: Projection, row_counts: tuple[int, ...]) -> list[tuple[Value, ...]]:
+def _measure(bench: KernelBench, projection: DenseProduct, row_counts: tuple[int, ...]) -> list[tuple[Value, ...]]:
     """The cells of one projection, which share its weights."""
     _, num_in, num_out, _ = projection
     weights = torch.empty(bench.settings.num_layers, num_out, num_in, dtype=bench.dtype, device=bench.device)
@@ -81,7 +81,7 @@ def _measure(bench: KernelBench, projection: Projection, row_counts: tuple[int, 
     return [_measure_rows(bench, projection, weights, num_rows) for num_rows in row_counts]
 
 
-def _measure_rows(bench: KernelBench, projection: Projection, weights: Tensor, num_rows: int) -> tuple[Value, ...]:
+def _measure_rows(bench: KernelBench, projection: DenseProduct, weights: Tensor, num_rows: int) -> tuple[Value, ...]:
     name, num_in, num_out, split_k = projection
     x = torch.randn(num_rows, num_in, dtype=bench.dtype, device=bench.device)
     expected = x.double() @ weights[-1].double().T

@@ -43,7 +43,7 @@ COLUMNS = (
 )
 
 
-class Case(NamedTuple):
+class AttentionCase(NamedTuple):
     """The newest tokens of some requests."""
 
     name: str
@@ -77,18 +77,21 @@ class Case(NamedTuple):
 
 
 @cache
-def all_cases() -> tuple[Case, ...]:
+def all_cases() -> tuple[AttentionCase, ...]:
     """Batches of decodes, one with contexts as uneven as the workload's, long ones alone, and some with prefixes, read
     by each or once; whole prompts; chunks of long ones, and their few last tokens.
     """
     halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
     return (
-        Case("32 of the workload, halfway", halfway),
-        *(Case(f"{count} of {context}", (context,) * count) for count, context in ((1, 2048), (8, 1024), (64, 256))),
-        Case("32 of 1024, grouped", (1024,) * 32, group=4),
-        *(Case(f"1 of {context}, grouped", (context,), group=4) for context in (8192, 32768)),
+        AttentionCase("32 of the workload, halfway", halfway),
         *(
-            Case(
+            AttentionCase(f"{count} of {context}", (context,) * count)
+            for count, context in ((1, 2048), (8, 1024), (64, 256))
+        ),
+        AttentionCase("32 of 1024, grouped", (1024,) * 32, group=4),
+        *(AttentionCase(f"1 of {context}, grouped", (context,), group=4) for context in (8192, 32768)),
+        *(
+            AttentionCase(
                 f"32 of 1210, 8 share 1000{', grouped' * (group > 1)}{', read once' * reads_once}",
                 (1210,) * 32,
                 group=group,
@@ -100,12 +103,12 @@ def all_cases() -> tuple[Case, ...]:
             for reads_once in (False, True)
         ),
         *(
-            Case(f"{new} new of {context}", (context,), new)
+            AttentionCase(f"{new} new of {context}", (context,), new)
             for new in (128, 512, 2048)
             for context in sorted({new, 2048, 4096, 16384})
         ),
         *(
-            Case(f"{new} new of {context}, grouped", (context,), new, group=4)
+            AttentionCase(f"{new} new of {context}, grouped", (context,), new, group=4)
             for new in (16, 64, 128, 256, 512, 1024, 2048)
             for context in sorted({max(new, 128), 8192})
         ),
@@ -115,7 +118,7 @@ def all_cases() -> tuple[Case, ...]:
 class AttentionTensors:
     """One case, with a cache of as many layers as the benchmark has. Pages are scattered, as in a used pool."""
 
-    def __init__(self, bench: KernelBench, case: Case) -> None:
+    def __init__(self, bench: KernelBench, case: AttentionCase) -> None:
         heads, dtype, device = bench.settings.hidden_size // HEAD_DIM, bench.dtype, bench.device
         kv_heads = max(1, heads // case.group)
         self.case = case
@@ -180,7 +183,7 @@ class AttentionTensors:
         return attended.transpose(0, 1)
 
 
-def measure(bench: KernelBench, cases: tuple[Case, ...] | None = None) -> TableData:
+def measure(bench: KernelBench, cases: tuple[AttentionCase, ...] | None = None) -> TableData:
     """Checks every cell against float64, then times it."""
     cases = _cases_on(bench.device) if cases is None else cases
     bench.begin("paged attention", 2 * len(cases))
@@ -205,14 +208,14 @@ def measure(bench: KernelBench, cases: tuple[Case, ...] | None = None) -> TableD
     )
 
 
-def _cases_on(device: torch.device) -> tuple[Case, ...]:
+def _cases_on(device: torch.device) -> tuple[AttentionCase, ...]:
     """All cases on a GPU; a CPU would take minutes for a long prompt."""
     if device.type == "cuda":
         return all_cases()
     return tuple(case for case in all_cases() if case.num_new * sum(case.contexts) <= _MAX_CPU_SCORES)
 
 
-def _measure(bench: KernelBench, case: Case) -> tuple[tuple[Value, ...], str | None]:
+def _measure(bench: KernelBench, case: AttentionCase) -> tuple[tuple[Value, ...], str | None]:
     """One row, and the reason if FlashInfer was not measured."""
     tensors = AttentionTensors(bench, case)
     expected = tensors.expected(-1)

@@ -34,7 +34,7 @@ COLUMNS = (
 )
 
 
-class How(StrEnum):
+class SamplingKind(StrEnum):
     """How all rows sample."""
 
     GREEDY = "greedy"
@@ -45,7 +45,7 @@ class How(StrEnum):
 
 def measure(bench: KernelBench, row_counts: tuple[int, ...], vocab_sizes: tuple[int, ...] = VOCAB_SIZES) -> TableData:
     """Checks that every row takes its best token, then times it. Every call has its own logits."""
-    bench.begin("sampling", 2 * len(How) * len(row_counts) * len(vocab_sizes))
+    bench.begin("sampling", 2 * len(SamplingKind) * len(row_counts) * len(vocab_sizes))
     rows = [row for vocab in vocab_sizes for num_rows in row_counts for row in _measure(bench, num_rows, vocab)]
     return TableData(
         "sampling",
@@ -67,7 +67,7 @@ def _measure(bench: KernelBench, num_rows: int, vocab: int) -> list[tuple[Value,
     logits.normal_(std=3)
     floor_us = bench.floor_us(logits[0].nbytes, num_launches=2)
     found: list[tuple[Value, ...]] = []
-    for how in How:
+    for how in SamplingKind:
         rows, plain = make_rows(how, num_rows, bench.device), torch_way(how)
         _check(how, logits[-1], rows)
         us = bench.time_us(_on_layers(partial(sample, rows=rows), logits))
@@ -80,23 +80,23 @@ def _on_layers(choose: Callable[[Tensor], Tensor], logits: Tensor) -> LayerCall:
     return lambda layer: choose(logits[layer])
 
 
-def make_rows(how: How, num_rows: int, device: torch.device) -> SamplingRows:
+def make_rows(how: SamplingKind, num_rows: int, device: torch.device) -> SamplingRows:
     """Rows with equal sampling parameters, but separate seeds and positions."""
-    temperature = 0.0 if how is How.GREEDY else _TEMPERATURE
+    temperature = 0.0 if how is SamplingKind.GREEDY else _TEMPERATURE
     numbers = torch.arange(num_rows, device=device)
     filters = None
-    if how in (How.TOP_K, How.TOP_P):
+    if how in (SamplingKind.TOP_K, SamplingKind.TOP_P):
         zeros = torch.zeros(num_rows, device=device)
         filters = Filters(
             rows=numbers,
-            top_k=torch.full_like(numbers, _TOP_K if how is How.TOP_K else 0),
-            top_p=zeros + (_TOP_P if how is How.TOP_P else 1.0),
+            top_k=torch.full_like(numbers, _TOP_K if how is SamplingKind.TOP_K else 0),
+            top_p=zeros + (_TOP_P if how is SamplingKind.TOP_P else 1.0),
             min_p=zeros,
         )
     return SamplingRows(torch.full((num_rows,), temperature, device=device), numbers * 7919, numbers + 100, filters)
 
 
-def torch_way(how: How) -> Callable[[Tensor], Tensor]:
+def torch_way(how: SamplingKind) -> Callable[[Tensor], Tensor]:
     """The same distribution from torch's operators, sampled with its own noise."""
 
     def greedy(logits: Tensor) -> Tensor:
@@ -104,28 +104,28 @@ def torch_way(how: How) -> Callable[[Tensor], Tensor]:
 
     def drawn(logits: Tensor) -> Tensor:
         scores = logits.to(torch.float32, copy=True).div_(_TEMPERATURE)
-        if how is How.TOP_K:
+        if how is SamplingKind.TOP_K:
             lowest = scores.topk(_TOP_K).values[:, -1:]
             scores.masked_fill_(scores < lowest, -torch.inf)
-        elif how is How.TOP_P:
+        elif how is SamplingKind.TOP_P:
             scores, token_ids = scores.sort(dim=-1, descending=True)
             probs = scores.softmax(-1)
             probs[probs.cumsum(-1) - probs >= _TOP_P] = 0.0
             return token_ids.gather(1, _race(probs)[:, None])[:, 0]
         return _race(scores.softmax(-1))
 
-    return greedy if how is How.GREEDY else drawn
+    return greedy if how is SamplingKind.GREEDY else drawn
 
 
 def _race(probs: Tensor) -> Tensor:
     return (probs / torch.empty_like(probs).exponential_()).argmax(-1)
 
 
-def _check(how: How, logits: Tensor, rows: SamplingRows) -> None:
+def _check(how: SamplingKind, logits: Tensor, rows: SamplingRows) -> None:
     """Raises ArithmeticError unless each row takes its best token, up to rounding of scores."""
     tokens = sample(logits, rows)
     scores = logits.float()
-    if how is not How.GREEDY:
+    if how is not SamplingKind.GREEDY:
         scores = scale_logits(logits, rows.temperatures)
         if rows.filters:
             filter_logits(scores, rows.filters.top_k, rows.filters.top_p, rows.filters.min_p)

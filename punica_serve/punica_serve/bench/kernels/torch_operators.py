@@ -14,7 +14,7 @@ from punica_serve.bench.kernels.operators import LayerCall, Rows
 from punica_serve.bench.kernels.weights import PagedWeights
 
 
-class TorchLora:
+class TorchOperators:
     """The operators on one batch whose adapters have equal ranks. The weights are copied from the pages, adapter by
     adapter.
     """

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.kernels.curves import label_batches
-from punica_serve.bench.layer.layers import Layers
+from punica_serve.bench.layer.layers import RandomLayers
 from punica_serve.bench.layer.setting import LayerBench, adapters_of
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.workload import Population
@@ -43,7 +43,7 @@ def measure(bench: LayerBench) -> TableData:
 
 def _measure(bench: LayerBench, model: ModelConfig, context_length: int) -> list[tuple[Value, ...]]:
     settings = bench.settings
-    layers = Layers(
+    layers = RandomLayers(
         model,
         num_layers=settings.num_layers,
         batch_sizes=settings.batch_sizes,

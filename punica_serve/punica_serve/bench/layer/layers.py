@@ -34,7 +34,7 @@ PAGE_SIZE = 16
 _VOCAB_SIZE = 128
 
 
-class Layers:
+class RandomLayers:
     """Random weights, a KvCache of random tokens, and random adapters of one rank."""
 
     def __init__(

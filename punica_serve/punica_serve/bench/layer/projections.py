@@ -13,7 +13,7 @@ from torch import Tensor
 
 from punica_kernels.bench.timing import copy_bytes_per_s
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.bench.layer.layers import Layers, NoAttention
+from punica_serve.bench.layer.layers import NoAttention, RandomLayers
 from punica_serve.bench.layer.setting import LayerBench, adapters_of
 from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, TableData, Value, numbers
@@ -49,7 +49,7 @@ def measure(bench: LayerBench) -> TableData:
     model = settings.models[0]
     batch_sizes = settings.projection_batch_sizes
     bench.begin("projections", len(batch_sizes) * 2 * (1 + len(Population)))
-    layers = Layers(
+    layers = RandomLayers(
         model,
         num_layers=settings.num_layers,
         batch_sizes=batch_sizes,
@@ -76,7 +76,7 @@ def adapter_bytes_of_layer(model: ModelConfig, rank: int, itemsize: int) -> int:
     return sum(rank * (out + into) for out, into in model.linear_shapes.values()) * itemsize
 
 
-def _measure(bench: LayerBench, layers: Layers, batch_size: int, copy_rate: float) -> list[tuple[Value, ...]]:
+def _measure(bench: LayerBench, layers: RandomLayers, batch_size: int, copy_rate: float) -> list[tuple[Value, ...]]:
     backbone = layers.decode(adapters_of(None, batch_size))
     gemms_us = bench.layer_us(_products(layers, backbone.lora, batch_size))
     layer_us = bench.layer_us(layers.forward(_without_attention(backbone)))
@@ -107,7 +107,7 @@ def _without_attention(step: ForwardBatch) -> ForwardBatch:
     return ForwardBatch(step.token_ids, step.positions, NoAttention(step.attention), step.lora)
 
 
-def _products(layers: Layers, lora: LoraBatch, batch_size: int) -> Callable[[], list[Tensor | None]]:
+def _products(layers: RandomLayers, lora: LoraBatch, batch_size: int) -> Callable[[], list[Tensor | None]]:
     """The four stacked dense products of every layer, always on the same inputs."""
     groups = layers.config.spec.groups
     products = [

@@ -11,9 +11,9 @@ import torch
 from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.bench.driver import InFlight, bring, drive
+from punica_serve.bench.driver import MaxConcurrency, drive, preload
 from punica_serve.bench.random_adapters import fill_host_cache
-from punica_serve.bench.serving.served_times import RequestTimes
+from punica_serve.bench.serving.served_times import ServedTimes
 from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.engine.engine import Engine
@@ -32,12 +32,12 @@ class BareEngine:
         task = progress.add_task("making adapters", total=num_adapters)
         dtype: torch.dtype = getattr(torch, config.engine.dtype_of(model))
         self._adapters = fill_host_cache(self._engine, num_adapters, rank, dtype, lambda: progress.advance(task))
-        bring(self._engine, self._adapters)
+        preload(self._engine, self._adapters)
         progress.remove_task(task)
 
-    def closed_loop(self, requests: Sequence[ServedRequest], num_clients: int) -> list[RequestTimes]:
+    def closed_loop(self, requests: Sequence[ServedRequest], num_clients: int) -> list[ServedTimes]:
         """The times of all requests. Raises RequestFailed."""
-        loop = ClosedLoop(engine_requests(requests, self._adapters), num_clients)
+        loop = ClosedLoopClients(engine_requests(requests, self._adapters), num_clients)
         drive(self._engine, loop, loop.on_step)
         return loop.times
 
@@ -45,23 +45,23 @@ class BareEngine:
         self._engine.close()
 
 
-class ClosedLoop:
+class ClosedLoopClients:
     """A policy of clients, and the times of their requests."""
 
     def __init__(self, requests: Iterable[Request], num_clients: int) -> None:
-        self._in_flight = InFlight(requests, num_clients)
+        self._in_flight = MaxConcurrency(requests, num_clients)
         self._started_s = time.perf_counter()
-        self._by_id: dict[str, RequestTimes] = {}
+        self._by_id: dict[str, ServedTimes] = {}
 
     @property
-    def times(self) -> list[RequestTimes]:
+    def times(self) -> list[ServedTimes]:
         """By arrival."""
         return list(self._by_id.values())
 
     def due(self, num_unfinished: int) -> list[Request]:
         """See ``Policy``."""
         requests = self._in_flight.due(num_unfinished)
-        self._by_id |= {request.request_id: RequestTimes(self._now_s()) for request in requests}
+        self._by_id |= {request.request_id: ServedTimes(self._now_s()) for request in requests}
         return requests
 
     def on_step(self, output: StepOutput) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from punica_serve.bench.serving.served_times import RequestTimes
+from punica_serve.bench.serving.served_times import ServedTimes
 from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.errors import ClusterUnavailable, RequestFailed
 
@@ -39,16 +39,16 @@ class LoadRun:
         self._timeout_s = timeout_s
         self._on_tokens = on_tokens
         self._started_s = asyncio.get_running_loop().time()
-        self.times: list[RequestTimes] = []
+        self.times: list[ServedTimes] = []
         #: Times of the long prompts beside them.
-        self.long_times: list[RequestTimes] = []
+        self.long_times: list[ServedTimes] = []
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._started_s
 
     async def send(self, request: ServedRequest, due_s: float, *, is_long: bool = False) -> None:
         """Sends a request and waits for its end. A failure is kept in its times."""
-        times = RequestTimes(due_s)
+        times = ServedTimes(due_s)
         (self.long_times if is_long else self.times).append(times)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -59,7 +59,7 @@ class LoadRun:
             times.error = error.message
         times.ended_s = self.now_s()
 
-    async def _take(self, request: ServedRequest, times: RequestTimes) -> None:
+    async def _take(self, request: ServedRequest, times: ServedTimes) -> None:
         num_tokens = 0
         async with aclosing(self._client.stream(request)) as stream:
             async for num_so_far in stream:

@@ -8,7 +8,7 @@ from punica_serve.bench.percentiles import percentiles_ms
 
 
 @dataclass(slots=True)
-class RequestTimes:
+class ServedTimes:
     """One request, in seconds since the start of the run."""
 
     #: When it should have been sent: later sending is part of its wait.
@@ -47,7 +47,7 @@ class ServiceLevel:
     first_token_s: float
     per_token_s: float
 
-    def is_met(self, times: RequestTimes) -> bool:
+    def is_met(self, times: ServedTimes) -> bool:
         return times.first_token_s <= self.first_token_s and times.per_token_s <= self.per_token_s
 
 
@@ -84,7 +84,7 @@ class LongPromptResult:
     error: str | None
 
 
-def beside_long_prompts(requests: Sequence[RequestTimes], long: Sequence[RequestTimes]) -> LongPromptResult:
+def beside_long_prompts(requests: Sequence[ServedTimes], long: Sequence[ServedTimes]) -> LongPromptResult:
     """Divides the times between tokens: a long prompt comes in from its sending to its first token."""
     whole = [times for times in long if times.error is None and times.arrivals]
     spans = [(times.due_s, times.arrivals[0][0]) for times in whole]
@@ -103,7 +103,7 @@ def beside_long_prompts(requests: Sequence[RequestTimes], long: Sequence[Request
     )
 
 
-def result_of(requests: Sequence[RequestTimes], level: ServiceLevel) -> ServingResult:
+def result_of(requests: Sequence[ServedTimes], level: ServiceLevel) -> ServingResult:
     """Failed requests count as failed, and in nothing else."""
     whole = [times for times in requests if times.error is None and times.arrivals]
     errors = [times.error or "no tokens came" for times in requests if times.error is not None or not times.arrivals]

@@ -28,10 +28,10 @@ def command(
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure prefill and decode latency against batch size; suggest a batch size."""
-    from punica_serve.bench.batching import Settings
+    from punica_serve.bench.batching import BatchingSettings
 
-    sizes = tuple(size for size in Settings().decode_batches if size <= largest)
-    settings = Settings(decode_batches=sizes, rank=rank)
+    sizes = tuple(size for size in BatchingSettings().decode_batches if size <= largest)
+    settings = BatchingSettings(decode_batches=sizes, rank=rank)
     subject = subject_of(config, shape, device)
 
     def benchmark(progress: Progress) -> "Report":

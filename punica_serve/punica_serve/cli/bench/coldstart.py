@@ -59,11 +59,11 @@ def command(
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure the time to first token when the adapter is not on the device, and the effect on other requests."""
-    from punica_serve.bench.coldstart import Settings
+    from punica_serve.bench.coldstart import ColdstartSettings
 
     if folder is not None:
         check_folder(folder, "--folder")
-    settings = Settings(
+    settings = ColdstartSettings(
         source=source.value,
         num_arrivals=arrivals,
         gap_s=gap_ms / 1e3,

@@ -42,9 +42,9 @@ def command(
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure groups of requests with one system prompt, with prefix caching off and on."""
-    from punica_serve.bench.prefix_caching import Settings
+    from punica_serve.bench.prefix_caching import PrefixCachingSettings
 
-    settings = Settings(
+    settings = PrefixCachingSettings(
         num_groups=groups,
         group_size=group_size,
         prefix_tokens=prefix_tokens,

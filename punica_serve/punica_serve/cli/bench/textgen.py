@@ -74,7 +74,7 @@ def command(
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure tokens/s on the shipped workload: four populations, the base alone, files, and three baselines."""
-    from punica_serve.bench.textgen import Settings
+    from punica_serve.bench.textgen import TextgenSettings
     from punica_serve.bench.textgen_rows import parse_rows
     from punica_serve.workload import RequestLength
 
@@ -85,7 +85,7 @@ def command(
         requests, rounds, length = requests or _CPU_REQUESTS, rounds or _CPU_ROUNDS, length or _CPU_LENGTH
     if length:
         check_length(length, subject.config.context_of(subject.model))
-    settings = Settings(
+    settings = TextgenSettings(
         rows=parse_rows(rows, on_gpu=subject.on_gpu, with_peft=subject.model.rank.size == 1),
         num_requests=requests or 1000,
         rank=rank,

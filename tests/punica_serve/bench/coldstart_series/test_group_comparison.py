@@ -7,7 +7,7 @@ import pytest
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.coldstart_series.group_comparison import comparison_goals, comparison_table
 from punica_serve.bench.coldstart_series.series_catalogue import SERIES
-from punica_serve.bench.coldstart_series.series_replay import RequestTimes
+from punica_serve.bench.coldstart_series.series_replay import SeriesTimes
 from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured, SeriesSettings
 from punica_serve.bench.subject import Subject
@@ -17,7 +17,7 @@ _SETTINGS = SeriesSettings((_SERIES,), tuple(ROWS.values()))
 
 
 def _measured(**latencies_s: float) -> SeriesMeasured:
-    times = {row: (RequestTimes(0.1, None, latency_s, was_resident=False),) for row, latency_s in latencies_s.items()}
+    times = {row: (SeriesTimes(0.1, None, latency_s, was_resident=False),) for row, latency_s in latencies_s.items()}
     return SeriesMeasured(tuple(RowResult(_SERIES, ROWS[row], each) for row, each in times.items()), None)
 
 

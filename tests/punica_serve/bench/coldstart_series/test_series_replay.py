@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from punica_serve.bench.coldstart_series.request_queues import Arriving, TimedQueue
-from punica_serve.bench.coldstart_series.series_replay import Place, RequestTimes, SeriesReplay
+from punica_serve.bench.coldstart_series.series_replay import Place, SeriesReplay, SeriesTimes
 from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
-from punica_serve.bench.driver import OnStep, bring
+from punica_serve.bench.driver import OnStep, preload
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
@@ -49,7 +49,7 @@ def replay(
     is_blocking: bool = False,
     deadline_s: float = 30.0,
     on_step: OnStep = lambda _: None,
-) -> tuple[RequestTimes, ...]:
+) -> tuple[SeriesTimes, ...]:
     queue = TimedQueue(requests)
     return SeriesReplay(engine, queue, on_step, place=place, is_blocking=is_blocking, deadline_s=deadline_s).run()
 
@@ -96,7 +96,7 @@ def test_an_adapter_in_the_wrong_place_ends_the_run(
     engine: Engine, refs: Mapping[int, AdapterRef], place: Place, found: str
 ) -> None:
     if place == "host":
-        bring(engine, [refs[0]])
+        preload(engine, [refs[0]])
     with pytest.raises(RequestFailed, match=f"the adapter of request r0 is {found}"):
         replay(engine, [request(0, refs[0])], place=place)
     assert engine.num_requests == 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from punica_serve.bench.coldstart_series.link_rate import Link, LoadTime
 from punica_serve.bench.coldstart_series.series_catalogue import SERIES
 from punica_serve.bench.coldstart_series.series_goals import goals_of
-from punica_serve.bench.coldstart_series.series_replay import RequestTimes
+from punica_serve.bench.coldstart_series.series_replay import SeriesTimes
 from punica_serve.bench.coldstart_series.series_report import make_report
 from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured, SeriesSettings
@@ -28,7 +28,7 @@ SETTINGS = SeriesSettings(series=(SERIES["rank64"],), rows=tuple(ROWS.values()))
 def result(row: str, scale: float, *, first_token_s: float | None = None) -> RowResult:
     """Two requests whose times are ``scale`` times those of a cached adapter."""
     times = tuple(
-        RequestTimes(first_token_s or scale * 0.02, per_token_s, scale * latency_s, row == "cached")
+        SeriesTimes(first_token_s or scale * 0.02, per_token_s, scale * latency_s, row == "cached")
         for per_token_s, latency_s in ((scale * 0.01, 0.4), (None, 0.6))
     )
     return RowResult(SERIES["rank64"], ROWS[row], times)

@@ -5,7 +5,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.collectives.exchange_rank import ExchangeSettings
 from punica_serve.bench.collectives.exchange_run import (
-    Found,
+    ExchangeResult,
     exchange_tables,
     measured_group,
     run_exchanges,
@@ -19,8 +19,8 @@ from punica_serve.errors import ConfigError
 def test_a_row_has_the_slowest_rank_of_each_way_and_the_fastest_way() -> None:
     settings = ExchangeSettings("cuda", 2, ("nccl", "one_shot"), (64, 128))
     found = [
-        *(Found("nccl", 64, 9.0), Found("nccl", 64, 11.0), Found("one_shot", 64, 7.0)),
-        *(Found("nccl", 128, 12.0), Found("one_shot", 128, "no symmetric memory")),
+        *(ExchangeResult("nccl", 64, 9.0), ExchangeResult("nccl", 64, 11.0), ExchangeResult("one_shot", 64, 7.0)),
+        *(ExchangeResult("nccl", 128, 12.0), ExchangeResult("one_shot", 128, "no symmetric memory")),
     ]
     (table,) = exchange_tables(settings, found)
     assert table.rows == [(64, 11.0, 7.0, "one_shot"), (128, 12.0, None, "nccl")]
@@ -29,7 +29,12 @@ def test_a_row_has_the_slowest_rank_of_each_way_and_the_fastest_way() -> None:
 
 def test_the_engine_reads_the_file_that_is_written(tmp_path: Path) -> None:
     settings = ExchangeSettings("cuda", 2, ("nccl", "two_shot", "multimem"), (64, 128, 256))
-    found = [Found("nccl", 64, 9.04), Found("nccl", 128, 12.0), Found("two_shot", 64, 7.26), Found("multimem", 64, 1.0)]
+    found = [
+        ExchangeResult("nccl", 64, 9.04),
+        ExchangeResult("nccl", 128, 12.0),
+        ExchangeResult("two_shot", 64, 7.26),
+        ExchangeResult("multimem", 64, 1.0),
+    ]
     group = measured_group("H100", 2, exchange_tables(settings, found))
     assert group is not None
     write_times(group, tmp_path / "times.yaml")
@@ -40,7 +45,7 @@ def test_the_engine_reads_the_file_that_is_written(tmp_path: Path) -> None:
 
 def test_nothing_is_read_from_a_table_without_nccl() -> None:
     settings = ExchangeSettings("cuda", 2, ("nccl", "two_shot"), (64,))
-    assert measured_group("H100", 2, exchange_tables(settings, [Found("two_shot", 64, 7.0)])) is None
+    assert measured_group("H100", 2, exchange_tables(settings, [ExchangeResult("two_shot", 64, 7.0)])) is None
 
 
 def test_each_device_has_its_ways() -> None:
@@ -55,9 +60,17 @@ def test_a_layers_exchange_is_compared_with_the_fastest_of_three_kernels(tmp_pat
     ways = ("nccl", "one_shot_norm", "two_shot_norm", "fused")
     settings = ExchangeSettings("cuda", 2, ways, (64, 128))
     found = [
-        *(Found("nccl", size, 12.0) for size in settings.sizes),
-        *(Found("one_shot_norm", 64, 15.0), Found("one_shot_norm", 128, 21.0), Found("two_shot_norm", 128, 20.0)),
-        *(Found("fused", 64, 10.0), Found("fused", 64, 11.0), Found("fused", 128, "no symmetric memory")),
+        *(ExchangeResult("nccl", size, 12.0) for size in settings.sizes),
+        *(
+            ExchangeResult("one_shot_norm", 64, 15.0),
+            ExchangeResult("one_shot_norm", 128, 21.0),
+            ExchangeResult("two_shot_norm", 128, 20.0),
+        ),
+        *(
+            ExchangeResult("fused", 64, 10.0),
+            ExchangeResult("fused", 64, 11.0),
+            ExchangeResult("fused", 128, "no symmetric memory"),
+        ),
     ]
     sums, layers = exchange_tables(settings, found)
     assert sums.rows == [(64, 12.0, "nccl"), (128, 12.0, "nccl")]

@@ -2,8 +2,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import cast
 
-from punica_serve.bench.control_plane.frontends import Arrivals, Frontend
-from punica_serve.bench.control_plane.settings import ControlPlaneSettings, Load
+from punica_serve.bench.control_plane.frontends import ArrivedTokens, Frontend
+from punica_serve.bench.control_plane.settings import ControlPlaneSettings, LoadSettings
 from punica_serve.links.channel import Channel
 from punica_serve.protocol import AddRequest, Message
 
@@ -23,7 +23,7 @@ class Sent:
 
 def answers(num_added: int, *, has_churn: bool) -> list[int]:
     """How many tokens the answers of a frontend's first requests have."""
-    frontend = Frontend(Load(SETTINGS, "ws://nowhere", "token", has_churn), 0, Arrivals())
+    frontend = Frontend(LoadSettings(SETTINGS, "ws://nowhere", "token", has_churn), 0, ArrivedTokens())
     sent = Sent()
     for _ in range(num_added):
         frontend.add(cast(Channel, sent))

@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.control_plane.parts import parts_us
 from punica_serve.bench.control_plane.placement import placement_times
-from punica_serve.bench.control_plane.run import Measurement, run
+from punica_serve.bench.control_plane.run import ControlPlaneMeasured, run
 from punica_serve.bench.control_plane.settings import ControlPlaneSettings
 from punica_serve.bench.report import write_json
 from punica_serve.errors import ConfigError
@@ -27,7 +27,7 @@ SMALL = ControlPlaneSettings(
 
 
 def test_ages_are_read_off_by_the_share_of_tokens_that_have_come() -> None:
-    measurement = Measurement("steady", 2.0, 0.5, 250_000, 0, Counter({10: 98, 50: 1, 2_000: 1}), 0.4)
+    measurement = ControlPlaneMeasured("steady", 2.0, 0.5, 250_000, 0, Counter({10: 98, 50: 1, 2_000: 1}), 0.4)
     assert (measurement.age_ms(0.5), measurement.age_ms(0.99), measurement.age_ms(1.0)) == (1.0, 5.0, 200.0)
     assert measurement.us_per_token == 2.0
 

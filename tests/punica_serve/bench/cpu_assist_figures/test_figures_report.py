@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from punica_serve.bench.cpu_assist_figures.figure_settings import (
+    AssistedPrefillTime,
     FigureSettings,
     FiguresMeasured,
     LayerTime,
-    PrefillTime,
     RoundTrip,
 )
 from punica_serve.bench.cpu_assist_figures.figures_report import make_report
@@ -20,7 +20,7 @@ from punica_serve.config.engine_section import EngineConfig
 TRIPS = [RoundTrip("shared memory", 1, 0.001), RoundTrip("sockets", 1, 0.002)]
 LAYERS = [LayerTime("processes", 1, 0.004), LayerTime("processes", 2, 0.002)]
 LAYERS += [LayerTime("threads", 1, 0.004), LayerTime("threads", 2, 0.003)]
-PREFILLS = [PrefillTime("sync-free", 2, 0.010), PrefillTime("synchronous", 2, 0.012)]
+PREFILLS = [AssistedPrefillTime("sync-free", 2, 0.010), AssistedPrefillTime("synchronous", 2, 0.012)]
 
 
 @pytest.fixture(scope="module")

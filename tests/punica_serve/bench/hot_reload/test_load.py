@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from punica_serve.bench.hot_reload.load import Load, arrivals
-from punica_serve.bench.hot_reload.versions import History, Verdict
+from punica_serve.bench.hot_reload.load import RequestLoad, arrivals
+from punica_serve.bench.hot_reload.versions import Verdict, VersionHistory
 from punica_serve.errors import RequestFailed
 
 
@@ -37,9 +37,9 @@ async def test_requests_do_not_wait_for_those_before_them() -> None:
             for lora_id in ("right", "wrong", "missing"):
                 yield 0.0, lora_id
 
-    histories = dict.fromkeys(("right", "wrong", "missing"), History.unchanging("42"))
+    histories = dict.fromkeys(("right", "wrong", "missing"), VersionHistory.unchanging("42"))
     started_s = time.monotonic()
-    load = Load(ask, histories, lambda: time.monotonic() - started_s, max_in_flight=6)
+    load = RequestLoad(ask, histories, lambda: time.monotonic() - started_s, max_in_flight=6)
     await load.run(due())
     assert Counter((answer.lora_id, answer.verdict) for answer in load.answers) == {
         ("right", Verdict.WHOLE): 2,

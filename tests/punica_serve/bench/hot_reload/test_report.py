@@ -1,14 +1,16 @@
 from dataclasses import replace
 
 from punica_serve.bench.hot_reload.footprint import Footprint
-from punica_serve.bench.hot_reload.load import Answer
+from punica_serve.bench.hot_reload.load import JudgedAnswer
 from punica_serve.bench.hot_reload.reloads import Reload
-from punica_serve.bench.hot_reload.report import MAX_GROWTH_BYTES, Measured, make_report
+from punica_serve.bench.hot_reload.report import MAX_GROWTH_BYTES, HotReloadMeasured, make_report
 from punica_serve.bench.hot_reload.versions import Verdict
 
 SMALL = Footprint(0, {"worker": 1 << 20}, {"worker": 1.0}, num_on_gpu=2, num_stored=2, num_downloaded=0)
-GOOD = Measured(
-    answers=[Answer(name, t, t + 0.01, t + 0.5, Verdict.WHOLE) for t in (1.0, 2.0) for name in ("changing", "roman")],
+GOOD = HotReloadMeasured(
+    answers=[
+        JudgedAnswer(name, t, t + 0.01, t + 0.5, Verdict.WHOLE) for t in (1.0, 2.0) for name in ("changing", "roman")
+    ],
     wrong=[],
     reloads=[Reload(0.0, 0.1), Reload(1.0, 1.2), Reload(2.0, 2.2)],
     footprints=[SMALL, replace(SMALL, num_reloads=1, num_on_gpu=4), replace(SMALL, num_reloads=2), SMALL],

@@ -1,12 +1,12 @@
 import pytest
 
-from punica_serve.bench.hot_reload.versions import History, Verdict
+from punica_serve.bench.hot_reload.versions import Verdict, VersionHistory
 
 
 @pytest.fixture
-def history() -> History:
+def history() -> VersionHistory:
     """Roman at first, and hex in its place: sent at 10 s, registered at 11 s."""
-    history = History()
+    history = VersionHistory()
     history.begin("XLII", 0.0).registered_s = 1.0
     history.begin("2a", 10.0).registered_s = 11.0
     return history
@@ -27,12 +27,12 @@ def history() -> History:
         ("", 5.0, 6.0, Verdict.MIXED),
     ],
 )
-def test_an_answer(history: History, text: str, sent_s: float, ended_s: float, verdict: Verdict) -> None:
+def test_an_answer(history: VersionHistory, text: str, sent_s: float, ended_s: float, verdict: Verdict) -> None:
     assert history.judge(text, sent_s, ended_s) is verdict
 
 
 def test_of_two_versions_that_were_replaced_neither_comes_back() -> None:
-    history = History()
+    history = VersionHistory()
     for number, answer in enumerate(("a", "b", "c")):
         history.begin(answer, float(number)).registered_s = number + 0.5
     verdicts = [history.judge(answer, 5.0, 6.0) for answer in ("a", "b", "c")]
@@ -40,6 +40,6 @@ def test_of_two_versions_that_were_replaced_neither_comes_back() -> None:
 
 
 def test_an_adapter_that_never_changes_says_one_thing() -> None:
-    history = History.unchanging("42")
+    history = VersionHistory.unchanging("42")
     assert history.judge("42", 0.0, 1.0) is Verdict.WHOLE
     assert history.judge("43", 0.0, 1.0) is Verdict.MIXED

@@ -9,7 +9,7 @@ from punica_serve.bench.kernels.accuracy import relative_error
 from punica_serve.bench.kernels.case import Case
 from punica_serve.bench.kernels.operators import Rows, Sgmv, _gpu_calls, checked, reference
 from punica_serve.bench.kernels.setting import KernelBench
-from punica_serve.bench.kernels.torch_operators import TorchLora
+from punica_serve.bench.kernels.torch_operators import TorchOperators
 from punica_serve.bench.kernels.weights import Layout, PagedWeights
 
 CASE = Case("mixed", (1, 3, 2), (16, 16, 16))
@@ -41,7 +41,7 @@ def test_adapters_of_different_ranks_share_no_page(bench: KernelBench) -> None:
 def test_torch_computes_the_same(bench: KernelBench, name: str) -> None:
     weights = bench.weights(6)
     rows = _rows(weights)
-    assert checked(TorchLora(weights, CASE, rows).operators[name](), weights, CASE, rows, name) < 1e-6
+    assert checked(TorchOperators(weights, CASE, rows).operators[name](), weights, CASE, rows, name) < 1e-6
 
 
 def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from punica_serve.bench.kernels import paged_attention
 from punica_serve.bench.kernels.accuracy import relative_error
-from punica_serve.bench.kernels.paged_attention import AttentionTensors, Case, all_cases
+from punica_serve.bench.kernels.paged_attention import AttentionCase, AttentionTensors, all_cases
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import save_figure
 
@@ -23,23 +23,23 @@ def test_cases_are_decodes_few_and_many_and_prefills_of_many_sizes() -> None:
 
 def test_operations_are_those_of_causal_rows() -> None:
     # Three rows behind two tokens see three, four and five; each pair takes a product of 128 in, and one out.
-    assert Case("", (5,), 3).flop(num_heads=2) == 2 * (3 + 4 + 5) * 2 * 2 * 128
-    assert Case("", (5,), 3).num_bytes(num_heads=2, itemsize=2) == (5 + 5 + 3 + 3) * 2 * 128 * 2
+    assert AttentionCase("", (5,), 3).flop(num_heads=2) == 2 * (3 + 4 + 5) * 2 * 2 * 128
+    assert AttentionCase("", (5,), 3).num_bytes(num_heads=2, itemsize=2) == (5 + 5 + 3 + 3) * 2 * 128 * 2
     # Two decodes; two query heads share the keys and values.
-    assert Case("", (5, 7), group=2).flop(num_heads=2) == 2 * (5 + 7) * 2 * 2 * 128
-    assert Case("", (5, 7), group=2).num_bytes(num_heads=2, itemsize=2) == 2 * ((5 + 7) * 1 + 2 * 2) * 128 * 2
+    assert AttentionCase("", (5, 7), group=2).flop(num_heads=2) == 2 * (5 + 7) * 2 * 2 * 128
+    assert AttentionCase("", (5, 7), group=2).num_bytes(num_heads=2, itemsize=2) == 2 * ((5 + 7) * 1 + 2 * 2) * 128 * 2
 
 
 def test_a_prefix_counts_once_however_it_is_read() -> None:
     # Two groups of two requests share 32 tokens each.
-    case = Case("", (40, 50, 60, 70), prefix=32, sharers=2)
+    case = AttentionCase("", (40, 50, 60, 70), prefix=32, sharers=2)
     assert case.num_bytes(num_heads=2, itemsize=2) == 2 * (40 + 18 + 60 + 38 + 4) * 2 * 128 * 2
     assert case._replace(reads_once=True).num_bytes(2, 2) == case.num_bytes(2, 2)
     assert case.flop(num_heads=2) == 4 * 2 * 128 * (40 + 50 + 60 + 70)
 
 
 def test_the_reference_is_causal_attention_over_scattered_pages(bench: KernelBench) -> None:
-    tensors = AttentionTensors(bench, Case("", (20, 37), 5))
+    tensors = AttentionTensors(bench, AttentionCase("", (20, 37), 5))
     k, v = (pool[tensors.pages[2:].long()].reshape(-1, 2, 128)[:37].double() for pool in tensors.layer(1))
     for row in range(5):
         seen = 32 + row + 1
@@ -50,11 +50,11 @@ def test_the_reference_is_causal_attention_over_scattered_pages(bench: KernelBen
 
 def test_it_measures_and_draws(bench: KernelBench, tmp_path: Path) -> None:
     cases = (
-        Case("prompt", (5,), 5),
-        Case("chunks", (40, 3), 3),
-        Case("decodes", (40, 3, 1), group=2),
-        Case("each", (150, 161, 170, 144), prefix=128, sharers=2),
-        Case("once", (150, 161, 170, 144), prefix=128, sharers=2, reads_once=True),
+        AttentionCase("prompt", (5,), 5),
+        AttentionCase("chunks", (40, 3), 3),
+        AttentionCase("decodes", (40, 3, 1), group=2),
+        AttentionCase("each", (150, 161, 170, 144), prefix=128, sharers=2),
+        AttentionCase("once", (150, 161, 170, 144), prefix=128, sharers=2, reads_once=True),
     )
     table = paged_attention.measure(bench, cases)
     assert [(record["case"], record["requests"]) for record in table.records] == [
@@ -84,10 +84,10 @@ def test_flashinfer_stands_beside_it_and_is_judged_too(bench: KernelBench, monke
 
     monkeypatch.setattr(paged_attention, "AttentionTensors", Noted)
     monkeypatch.setattr(paged_attention, "flashinfer_attention", stand_in)
-    (record,) = paged_attention.measure(bench, (Case("a chunk", (40,), 3),)).records
+    (record,) = paged_attention.measure(bench, (AttentionCase("a chunk", (40,), 3),)).records
     best = min(float(record["flashinfer_us"] or 0), float(record["fa3_us"] or 0))
     assert float(record["times_faster"] or 0) == best / float(record["us"] or 1)
 
     monkeypatch.setattr(paged_attention, "flashinfer_attention", lambda *_: lambda layer: None)
     with pytest.raises(ArithmeticError, match="FlashInfer's fa2 of a chunk: error inf"):
-        paged_attention.measure(bench, (Case("a chunk", (40,), 3),))
+        paged_attention.measure(bench, (AttentionCase("a chunk", (40,), 3),))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from punica_serve.bench.kernels import sampling
-from punica_serve.bench.kernels.sampling import How, make_rows, torch_way
+from punica_serve.bench.kernels.sampling import SamplingKind, make_rows, torch_way
 from punica_serve.bench.kernels.setting import KernelBench
 from punica_serve.bench.report import save_figure
 
@@ -22,25 +22,25 @@ def test_it_measures_every_way_and_draws(bench: KernelBench, tmp_path: Path) -> 
     assert save_figure(draw_to, lambda figure: sampling.draw(table, figure)).stat().st_size > 1000
 
 
-@pytest.mark.parametrize("how", How)
-def test_torch_draws_what_may_be_drawn_alone(how: How) -> None:
+@pytest.mark.parametrize("how", SamplingKind)
+def test_torch_draws_what_may_be_drawn_alone(how: SamplingKind) -> None:
     logits = torch.randn(200, 60) * 3
     before = logits.clone()
     tokens = torch_way(how)(logits)
     assert torch.equal(logits, before)
     place = logits.sort(descending=True).indices.eq(tokens[:, None]).int().argmax(-1)
-    highest = {How.GREEDY: 0, How.TEMPERATURE: 59, How.TOP_K: 49, How.TOP_P: 59}
+    highest = {SamplingKind.GREEDY: 0, SamplingKind.TEMPERATURE: 59, SamplingKind.TOP_K: 49, SamplingKind.TOP_P: 59}
     assert int(place.max()) <= highest[how]
-    if how is How.TOP_P:
+    if how is SamplingKind.TOP_P:
         probs = (logits / 0.8).softmax(-1)
         above = [float(own[own > own[token]].sum()) for own, token in zip(probs, tokens, strict=True)]
         assert max(above) < 0.9 + 1e-5
-    if how is not How.GREEDY:
+    if how is not SamplingKind.GREEDY:
         assert len(set(place.tolist())) > 3, "not the best token alone"
 
 
-@pytest.mark.parametrize("how", How)
-def test_one_that_takes_another_token_is_an_error(monkeypatch: pytest.MonkeyPatch, how: How) -> None:
+@pytest.mark.parametrize("how", SamplingKind)
+def test_one_that_takes_another_token_is_an_error(monkeypatch: pytest.MonkeyPatch, how: SamplingKind) -> None:
     def worst(logits: Tensor, rows: object) -> Tensor:
         return logits.argmin(-1)
 

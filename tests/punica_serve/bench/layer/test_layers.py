@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.bench.layer.layers import Layers, NoAttention
+from punica_serve.bench.layer.layers import NoAttention, RandomLayers
 from punica_serve.bench.layer.setting import adapters_of
 from punica_serve.workload import Population
 
 
 @pytest.fixture(scope="module")
-def layers(tiny_model: ModelConfig) -> Layers:
+def layers(tiny_model: ModelConfig) -> RandomLayers:
     torch.manual_seed(3)
     with torch.inference_mode():
-        return Layers(
+        return RandomLayers(
             tiny_model,
             num_layers=2,
             batch_sizes=(1, 4),
@@ -35,7 +35,7 @@ def test_rows_of_one_adapter_are_adjacent(population: Population | None, adapter
 
 
 @torch.inference_mode()
-def test_lora_changes_the_rows_that_have_it(layers: Layers) -> None:
+def test_lora_changes_the_rows_that_have_it(layers: RandomLayers) -> None:
     backbone = layers.forward(layers.decode([None] * 4))().clone()
     mixed = layers.forward(layers.decode([None, 0, 0, None]))()
     assert torch.equal(mixed[[0, 3]], backbone[[0, 3]])
@@ -43,7 +43,7 @@ def test_lora_changes_the_rows_that_have_it(layers: Layers) -> None:
 
 
 @torch.inference_mode()
-def test_a_step_reads_its_whole_context(layers: Layers) -> None:
+def test_a_step_reads_its_whole_context(layers: RandomLayers) -> None:
     """The rows' tokens are all one token, so only their keys and values tell them apart."""
     step = layers.decode([None] * 4)
     assert step.positions.tolist() == [19] * 4
@@ -54,7 +54,7 @@ def test_a_step_reads_its_whole_context(layers: Layers) -> None:
 
 
 @torch.inference_mode()
-def test_lora_that_does_nothing_is_not_timed(layers: Layers) -> None:
+def test_lora_that_does_nothing_is_not_timed(layers: RandomLayers) -> None:
     backbone = layers.decode([None] * 4)
     layers.check(layers.decode([0, 1, 1, 2]), backbone)
     with pytest.raises(ArithmeticError, match="LoRA left some of 4 rows unchanged"):

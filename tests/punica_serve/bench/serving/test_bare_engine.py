@@ -1,4 +1,4 @@
-from punica_serve.bench.serving.bare_engine import ClosedLoop, engine_requests
+from punica_serve.bench.serving.bare_engine import ClosedLoopClients, engine_requests
 from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.engine.step_output import GeneratedToken, StepOutput
 from punica_serve.protocol import AdapterRef
@@ -15,7 +15,7 @@ def test_an_engine_gets_the_same_requests_under_a_salt_of_their_own() -> None:
 
 
 def test_a_client_asks_again_when_its_answer_has_ended() -> None:
-    loop = ClosedLoop(engine_requests(SERVED, [REF]), num_clients=2)
+    loop = ClosedLoopClients(engine_requests(SERVED, [REF]), num_clients=2)
     first, second = loop.due(num_unfinished=0)
     assert loop.due(num_unfinished=2) == []
     tokens = (GeneratedToken(first.request_id, 0, 5, None), GeneratedToken(second.request_id, 0, 5, None))

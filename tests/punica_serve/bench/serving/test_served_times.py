@@ -1,12 +1,12 @@
 import pytest
 
-from punica_serve.bench.serving.served_times import RequestTimes, ServiceLevel, beside_long_prompts, result_of
+from punica_serve.bench.serving.served_times import ServedTimes, ServiceLevel, beside_long_prompts, result_of
 
 LEVEL = ServiceLevel(first_token_s=0.5, per_token_s=0.1)
 
 
-def served(due_s: float, *arrivals: tuple[float, int]) -> RequestTimes:
-    return RequestTimes(due_s, [*arrivals], arrivals[-1][0])
+def served(due_s: float, *arrivals: tuple[float, int]) -> ServedTimes:
+    return ServedTimes(due_s, [*arrivals], arrivals[-1][0])
 
 
 def test_tokens_that_come_together_have_one_gap_and_count_each() -> None:
@@ -29,8 +29,8 @@ def test_goodput_counts_requests_that_keep_both_promises() -> None:
 
 
 def test_failed_requests_count_as_failed_alone() -> None:
-    failed = RequestTimes(0.0, [(0.1, 1)], 9.0, "HTTP 500")
-    result = result_of([served(0.0, (0.2, 1), (1.0, 9)), failed, RequestTimes(0.0, [], 0.5)], LEVEL)
+    failed = ServedTimes(0.0, [(0.1, 1)], 9.0, "HTTP 500")
+    result = result_of([served(0.0, (0.2, 1), (1.0, 9)), failed, ServedTimes(0.0, [], 0.5)], LEVEL)
     assert (result.num_failed, result.first_error, result.seconds) == (2, "HTTP 500", 1.0)
     nothing = result_of([failed], LEVEL)
     assert (nothing.tokens_per_s, nothing.goodput_per_s) == (0.0, 0.0)
@@ -38,7 +38,7 @@ def test_failed_requests_count_as_failed_alone() -> None:
 
 def test_times_between_tokens_are_divided_by_the_long_prompts_that_come_in() -> None:
     load = served(0.0, (1.0, 1), (2.0, 2), (5.0, 3), (5.5, 4))
-    long = [served(2.5, (3.0, 1)), RequestTimes(5.1, [], 6.0, "HTTP 500")]
+    long = [served(2.5, (3.0, 1)), ServedTimes(5.1, [], 6.0, "HTTP 500")]
     result = beside_long_prompts([load], long)
     assert result.num_prompts == 1 and result.first_token_ms[0] == pytest.approx(500)
     assert result.gap_ms == pytest.approx((3000, 3000))

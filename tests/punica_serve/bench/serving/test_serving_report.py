@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from punica_serve.bench.serving.served_times import RequestTimes, ServiceLevel, beside_long_prompts, result_of
+from punica_serve.bench.serving.served_times import ServedTimes, ServiceLevel, beside_long_prompts, result_of
 from punica_serve.bench.serving.serving_report import make_report
 from punica_serve.bench.serving.serving_run import ServingRow
 from punica_serve.bench.serving.serving_settings import ServingSettings
@@ -9,7 +9,7 @@ SETTINGS = ServingSettings(("ours",), ("base",), ("http",), (2,), 8, ServiceLeve
 
 
 def test_the_report_tells_the_load_and_the_failures() -> None:
-    times = [RequestTimes(0.0, [(0.1, 1), (0.2, 2)], 0.2), RequestTimes(0.0, [], 1.0, "HTTP 429: full")]
+    times = [ServedTimes(0.0, [(0.1, 1), (0.2, 2)], 0.2), ServedTimes(0.0, [], 1.0, "HTTP 429: full")]
     report = make_report([ServingRow("ours", "base", "http", result_of(times, SETTINGS.level), 40.0)], SETTINGS, "m")
     (record,) = report.tables[0].records
     assert record["tokens_per_s"] == 10.0 and record["frontend_us_per_token"] == 40.0
@@ -19,8 +19,8 @@ def test_the_report_tells_the_load_and_the_failures() -> None:
 
 
 def test_long_prompts_that_fail_are_failures() -> None:
-    times = [RequestTimes(0.0, [(0.1, 1), (0.2, 2)], 0.2)]
-    beside = beside_long_prompts(times, [RequestTimes(0.0, [], 0.1, "HTTP 400")])
+    times = [ServedTimes(0.0, [(0.1, 1), (0.2, 2)], 0.2)]
+    beside = beside_long_prompts(times, [ServedTimes(0.0, [], 0.1, "HTTP 400")])
     row = ServingRow("ours", "base", "http", result_of(times, SETTINGS.level), None, beside)
     report = make_report([row], replace(SETTINGS, long_prompt=30_000), "m")
     assert report.failures == ["ours, base, http: a prompt of `--long-prompt` failed: HTTP 400"]
