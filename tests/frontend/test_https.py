@@ -29,7 +29,7 @@ from punica_serve.links.https_client import CA_FILE_ENV
 from punica_serve.links.https_context import server_context
 from punica_serve.registry.registry import Registry
 from punica_serve.simulation.live.client import connected
-from punica_serve.simulation.live.found import cluster_client, found_gpus
+from punica_serve.simulation.live.cluster_check import cluster_client, found_gpus
 from waits import DEADLINE_S, until
 
 

@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from punica_frontend.api.schemas import Body
 from punica_frontend.fields.lists import FieldLists
-from punica_frontend.fields.nothing import NOTHING_SCHEMA, is_nothing
+from punica_frontend.fields.neutral_values import NOTHING_SCHEMA, is_nothing
 
 
 @dataclass(frozen=True, slots=True)

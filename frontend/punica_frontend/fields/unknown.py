@@ -6,7 +6,7 @@ from itertools import islice
 
 from punica_frontend.api.field_names import is_plain, nearest, shown
 from punica_frontend.fields.lenient_body import Extras, LenientBody
-from punica_frontend.fields.nothing import MAX_MEMBERS, asks_for_nothing, is_nothing
+from punica_frontend.fields.neutral_values import MAX_MEMBERS, asks_for_nothing, is_nothing
 
 
 @dataclass(frozen=True, slots=True)

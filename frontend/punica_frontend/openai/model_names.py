@@ -3,7 +3,7 @@
 from punica_frontend.api.caller import Caller
 from punica_frontend.generation.choices import Choices
 from punica_frontend.generation.generator import Generator
-from punica_frontend.openai.terms import lora_id_of
+from punica_frontend.openai.error_terms import lora_id_of
 from punica_serve.errors import AdapterNotFound
 from punica_serve.registry.records import AdapterVersion
 

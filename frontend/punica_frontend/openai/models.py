@@ -8,8 +8,8 @@ from punica_frontend.api.caller import Caller, caller_of
 from punica_frontend.api.response_docs import Responses, json_answer, refusals
 from punica_frontend.generation.answers import json_of
 from punica_frontend.generation.generator import Generator
+from punica_frontend.openai.error_terms import lora_id_of, openai_terms
 from punica_frontend.openai.model_cards import CardMaker, ModelCard, ModelList
-from punica_frontend.openai.terms import lora_id_of, openai_terms
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
 

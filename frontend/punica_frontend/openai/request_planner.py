@@ -15,9 +15,9 @@ from punica_frontend.generation.generator import Generator, RequestPlan
 from punica_frontend.openai.chat_body import ChatBody
 from punica_frontend.openai.completion_body import CompletionBody
 from punica_frontend.openai.conversation import Conversations
+from punica_frontend.openai.error_terms import lora_id_of, openai_terms
 from punica_frontend.openai.model_names import model_named
 from punica_frontend.openai.sampling_body import SamplingBody
-from punica_frontend.openai.terms import lora_id_of, openai_terms
 from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.numbers import counted
 from punica_serve.registry.records import AdapterVersion

@@ -24,11 +24,11 @@ from punica_frontend.openai.chat_body import ChatBody
 from punica_frontend.openai.chunk_template import is_plain
 from punica_frontend.openai.completion_answers import Completion, CompletionChunks, completion, completion_choice
 from punica_frontend.openai.completion_body import CompletionBody
+from punica_frontend.openai.error_terms import openai_terms
 from punica_frontend.openai.head import Head, new_head
 from punica_frontend.openai.model_names import name_in_answer
 from punica_frontend.openai.request_planner import RequestPlanner, echoes_of
 from punica_frontend.openai.stream_usage import StreamUsage
-from punica_frontend.openai.terms import openai_terms
 from punica_serve.text.token_texts import TokenTexts
 from punica_serve.text.tokenizer import Tokenizer
 

@@ -18,9 +18,9 @@ from punica_frontend.generation.generator import Generator, check_vocabulary
 from punica_frontend.generation.prompts import MAX_INLINE_CHARS, PromptEncoder
 from punica_frontend.openai.chat_body import MAX_MESSAGES, InputMessage
 from punica_frontend.openai.conversation import Conversations
+from punica_frontend.openai.error_terms import openai_terms
 from punica_frontend.openai.model_cards import CardMaker
 from punica_frontend.openai.model_names import model_named
-from punica_frontend.openai.terms import openai_terms
 from punica_frontend.openai.token_answers import Detokenized, Tokens
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import InvalidRequest

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from punica_frontend.api.errors import answer_of, error_object, status_of
-from punica_frontend.openai.terms import renamed
+from punica_frontend.openai.error_terms import renamed
 from punica_serve.errors import (
     AdapterNotFound,
     AdapterRejected,

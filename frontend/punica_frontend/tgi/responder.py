@@ -13,12 +13,12 @@ from punica_frontend.generation.event_stream import EventStream
 from punica_frontend.generation.generator import Generator, RequestPlan
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
-from punica_frontend.openai.terms import lora_id_of
+from punica_frontend.openai.error_terms import lora_id_of
 from punica_frontend.tgi.answers import Generated, StreamEvent
 from punica_frontend.tgi.body import LoraxBody, check_parameters
 from punica_frontend.tgi.errors import error_event, tgi_terms
 from punica_frontend.tgi.transcript import Transcript
-from punica_frontend.tgi.whole import generated
+from punica_frontend.tgi.whole_answers import generated
 from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.text.token_texts import TokenTexts
 from punica_serve.text.tokenizer import Tokenizer

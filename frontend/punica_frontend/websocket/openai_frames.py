@@ -13,11 +13,11 @@ from punica_frontend.generation.choices import Choices
 from punica_frontend.generation.generator import Generator, RequestPlan
 from punica_frontend.openai.chat_answers import ChatChunks
 from punica_frontend.openai.completion_answers import CompletionChunks
+from punica_frontend.openai.error_terms import renamed
 from punica_frontend.openai.head import new_head
 from punica_frontend.openai.model_names import name_in_answer
 from punica_frontend.openai.request_planner import RequestPlanner, echoes_of
 from punica_frontend.openai.stream_usage import StreamUsage
-from punica_frontend.openai.terms import renamed
 from punica_frontend.websocket.frame_types import (
     BeginFrame,
     ChatFrame,

@@ -9,7 +9,7 @@
     base_copies.py      copies of the base's matrices in an adapter's file -> they are equal, or it is refused
     layout.py           a file's tensors and the modules' scalings -> their places
     safetensors_file.py a file's bytes -> named tensors, zero-copy
-    other_weights.py    formats of weights that are never read, and advice for their owners
+    unsupported_weights.py  formats of weights that are never read, and advice for their owners
     weights_scan.py     a weights file -> its hash; refuses values that can't be served; reads piece by piece
     adapter.py          the result: Adapter, LoraPair, HostTensor
     folder.py           a PEFT folder -> its AdapterRef at registration, the Adapter in a worker

@@ -24,12 +24,12 @@ from punica_serve.adapters.checksums import adapter_checksums, new_checksum
 from punica_serve.adapters.file_reading import ReadBuffer, naming, read_and_hash, read_bytes
 from punica_serve.adapters.layout import layout_of, modules_of_file, present_targets, scalings_of, weight_name
 from punica_serve.adapters.matching import LoraTarget, Matches
-from punica_serve.adapters.other_weights import refuse_other_weights
 from punica_serve.adapters.peft_config import PeftConfig, parse_peft_config
 from punica_serve.adapters.safetensors_file import list_tensors, read_header, split_header
 from punica_serve.adapters.stream_hash import Hasher, StreamHash
 from punica_serve.adapters.targets import lora_targets
 from punica_serve.adapters.text_tensors import TextTensors, text_tensors
+from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.adapters.weights_scan import ScannedTensor, scan_weights
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
@@ -73,7 +73,7 @@ def read_adapter(
             _check_base_name(config, model, called=called, strict=strict_base)
             _check_invocation(config, model)
         if not os.path.exists(folder / WEIGHTS_NAME):
-            refuse_other_weights(os.listdir(folder), where=f"{folder}/")
+            refuse_unsupported_weights(os.listdir(folder), where=f"{folder}/")
         with naming(folder / WEIGHTS_NAME):
             file = open_plain(folder / WEIGHTS_NAME)
         with file:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from punica_serve.base_model.lacking import lacking_part
 from punica_serve.base_model.model_files import refusal
+from punica_serve.base_model.unsupported import lacking_part
 from punica_serve.base_model.windows import WindowRule
 
 #: Fields by which transformers computes any of these otherwise -> values that the engine implements, the usual first.

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from punica_serve.protocol import Slo
     from punica_serve.simulation.arrivals import Arrivals
     from punica_serve.simulation.live.client import ReplayedStream
-    from punica_serve.simulation.live.comparison import Figures
-    from punica_serve.simulation.live.found import FoundGpu, GpuSize
+    from punica_serve.simulation.live.cluster_check import GpuSize, LiveGpu
+    from punica_serve.simulation.live.comparison import LiveFigures
     from punica_serve.simulation.live.watch import Sample
 
 
-def look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[FoundGpu]":
+def look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[LiveGpu]":
     """The cluster's GPUs, after checking that every frontend serves the models that the requests use.
 
     Raises ConfigError, Unauthorized and ClusterUnavailable.
@@ -38,8 +38,8 @@ def look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) ->
     return asyncio.run(_look_first(config, urls, key))
 
 
-async def _look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[FoundGpu]":
-    from punica_serve.simulation.live.found import check_models, cluster_client, found_gpus
+async def _look_first(config: "ClusterConfig", urls: Sequence[str], key: str | None) -> "list[LiveGpu]":
+    from punica_serve.simulation.live.cluster_check import check_models, cluster_client, found_gpus
 
     adapters = [dummy_name(number) for number in range(config.dummy_adapters.count)]
     for url in urls:
@@ -51,7 +51,7 @@ async def _look_first(config: "ClusterConfig", urls: Sequence[str], key: str | N
 
 def compare_live(
     config: "ClusterConfig",
-    gpus: "Sequence[FoundGpu]",
+    gpus: "Sequence[LiveGpu]",
     arrivals: "Arrivals",
     urls: Sequence[str],
     key: str | None,
@@ -92,7 +92,7 @@ def compare_live(
     exit_if_failed(bool(live.num_failed))
 
 
-def speed_of(config: "ClusterConfig", gpus: "Sequence[FoundGpu]") -> float:
+def speed_of(config: "ClusterConfig", gpus: "Sequence[LiveGpu]") -> float:
     """Simulated seconds per real second; 1 if the GPUs are not simulated."""
     return config.simulation.speed if all(gpu.device == SIMULATED_DEVICE for gpu in gpus) else 1.0
 
@@ -126,7 +126,7 @@ def _replay(
     from rich.progress import Progress
 
     from punica_serve.simulation.live.client import Replay, connected
-    from punica_serve.simulation.live.found import cluster_client
+    from punica_serve.simulation.live.cluster_check import cluster_client
     from punica_serve.simulation.live.watch import SAMPLE_INTERVAL_S, keep_sampling
 
     async def run(on_progress: Callable[[float], None]) -> "tuple[list[ReplayedStream], list[Sample]]":
@@ -150,7 +150,7 @@ def _replay(
         return asyncio.run(run(lambda now_s: progress.update(task, completed=now_s)))
 
 
-def _table(live: "Figures", simulated: "Figures") -> "Table":
+def _table(live: "LiveFigures", simulated: "LiveFigures") -> "Table":
     from punica_serve.simulation.live.comparison import ROWS, ratio
 
     rows = []

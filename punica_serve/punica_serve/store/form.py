@@ -8,7 +8,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
-from punica_serve.adapters.other_weights import refuse_other_weights
+from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.errors import InvalidRequest, TooLarge
 from punica_serve.store.adapter_files import ADAPTER_FILES
 from punica_serve.store.file_sink import FileSink
@@ -105,7 +105,7 @@ class FormSink:
 
     def _open(self, name: str) -> Sink:
         """The sink for the file of that name."""
-        refuse_other_weights([name])
+        refuse_unsupported_weights([name])
         is_known = name in ADAPTER_FILES
         if self._archive or name in self._files or (self._files and not is_known):
             raise InvalidRequest(f"the form holds `{name[:200]}` beside other files; {_WHAT_TO_SEND}", param="file")

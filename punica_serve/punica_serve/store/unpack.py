@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
-from punica_serve.adapters.other_weights import refuse_other_weights
+from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.errors import InvalidRequest
 from punica_serve.store.adapter_files import ADAPTER_FILES, check_file_size
 from punica_serve.store.archive import Archive, Bytes, Member, open_archive
@@ -41,7 +41,7 @@ def _adapter_members(members: Iterable[Member], max_bytes: int) -> dict[str, Mem
     beside = configs[0].parent
     found = {name: files[beside / name] for name in ADAPTER_FILES if beside / name in files}
     if WEIGHTS_NAME not in found:
-        refuse_other_weights(path.name for path in files if path.parent == beside)
+        refuse_unsupported_weights(path.name for path in files if path.parent == beside)
         raise InvalidRequest(f"the archive holds no {WEIGHTS_NAME} beside {CONFIG_NAME}", param="file")
     for name, member in found.items():
         check_file_size(name, member.num_bytes, max_bytes)

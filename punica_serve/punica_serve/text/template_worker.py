@@ -49,7 +49,7 @@ _ENCODE_CPU_S = 4e-6
 
 def main() -> None:
     folder, max_context = sys.argv[1:]
-    desk = PromptDesk(Path(folder), PromptLimits(int(max_context)))
+    desk = PromptJobs(Path(folder), PromptLimits(int(max_context)))
     yield_to_others()
     while job := _next_job(sys.stdin.buffer):
         for answer in desk.answers(job):
@@ -57,7 +57,7 @@ def main() -> None:
             sys.stdout.buffer.flush()
 
 
-class PromptDesk:
+class PromptJobs:
     """Answers jobs within the resource limits of this process, which it sets."""
 
     def __init__(self, tokenizer_folder: Path, limits: PromptLimits) -> None:

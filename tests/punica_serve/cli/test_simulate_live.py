@@ -2,7 +2,7 @@ from pathlib import Path
 
 from punica_serve.cli.simulate_live import as_found, speed_of
 from punica_serve.config.cluster import load_config
-from punica_serve.simulation.live.found import FoundGpu, GpuSize
+from punica_serve.simulation.live.cluster_check import GpuSize, LiveGpu
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -20,6 +20,6 @@ def test_the_simulated_cluster_is_as_large_as_the_live_one() -> None:
 
 def test_only_simulated_gpus_have_a_speed_of_their_own() -> None:
     config = load_config(CONFIGS / "sim" / "live-16.yaml")
-    simulated, real = (FoundGpu(device, GpuSize(32, 16, 99, 64)) for device in ("simulated", "cuda:0"))
+    simulated, real = (LiveGpu(device, GpuSize(32, 16, 99, 64)) for device in ("simulated", "cuda:0"))
     assert speed_of(config, [simulated, simulated]) == 0.5
     assert speed_of(config, [simulated, real]) == 1.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
-from punica_serve.adapters.other_weights import refuse_other_weights
+from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.cli.adapters.client import AdapterClient
 from punica_serve.cli.options import check_text
 from punica_serve.errors import ConfigError
@@ -43,7 +43,7 @@ def register(client: AdapterClient, name: str, source: str) -> Any:
 def _send_folder(client: AdapterClient, name: str, folder: Path) -> Any:
     with suppress(OSError):  # a folder that can't be listed is reported below
         if not os.path.exists(folder / WEIGHTS_NAME):
-            refuse_other_weights(os.listdir(folder))
+            refuse_unsupported_weights(os.listdir(folder))
     with ExitStack() as stack:
         files = {}
         for file_name in (CONFIG_NAME, WEIGHTS_NAME):

@@ -19,7 +19,7 @@ from punica_serve.cli.bench.engine_options import (
 _LENGTHS = (512, 2048, 4000)
 
 
-class Attention(StrEnum):
+class AttentionBackend(StrEnum):
     """The values of `engine.attention`."""
 
     AUTO = "auto"
@@ -37,7 +37,7 @@ def command(
         typer.Option(min=1, max=1_000_000, help="Lengths of prompts, repeatable; default 512, 2048 and 4000."),
     ] = None,
     attention: Annotated[
-        list[Attention] | None,
+        list[AttentionBackend] | None,
         typer.Option(help="Backends to compare, repeatable; default triton and flashinfer."),
     ] = None,
     prefill_budget: Annotated[int, typer.Option(min=1, max=1_000_000, help="Prompt tokens in one step.")] = 512,
@@ -55,7 +55,9 @@ def command(
     from punica_serve.process.outputs import check_file
 
     lengths = tuple(sorted(set(tokens or _LENGTHS)))
-    backends = tuple(dict.fromkeys(name.value for name in attention or (Attention.TRITON, Attention.FLASHINFER)))
+    backends = tuple(
+        dict.fromkeys(name.value for name in attention or (AttentionBackend.TRITON, AttentionBackend.FLASHINFER))
+    )
     if table is not None:
         if not {"triton", "flashinfer"} <= set(backends):
             raise ConfigError("`--table` compares triton with flashinfer; give both as `--attention`", param="table")

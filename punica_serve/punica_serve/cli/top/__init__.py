@@ -1,12 +1,12 @@
 """`punica-serve top`: a live view of the cluster in a terminal.
 
 frames.py       the frames of /v1/cluster/watch, with reconnects
-state.py        what they tell: the cluster, its events, and the columns of the heat map (batch_columns.py)
+state.py        what they tell: the cluster, its events, and the columns of the heat map (heat_columns.py)
 display.py      what the terminal can show, and the viewer's choices
 screen.py       all lines
 gpu_table.py    the rows of gpu_rows.py: the heat map (heat_map.py), and figures beside it (gpu_figures.py)
 adapter_rows.py, event_kinds.py   the parts below
-shows.py, keys.py   the terminal
+terminal.py, keys.py the terminal
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def command(
     once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
 ) -> None:
     """Watch a running cluster: GPUs, queue, rates, latencies, adapters and events. q or Ctrl-C ends it."""
-    from punica_serve.cli.top.shows import show_live, show_once
+    from punica_serve.cli.top.terminal import show_live, show_once
 
     if once:
         asyncio.run(show_once(url, key, sort))

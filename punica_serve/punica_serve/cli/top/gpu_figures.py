@@ -22,7 +22,7 @@ _DIM = "dim"
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FigureColumn:
     """A column of current figures."""
 
     title: str
@@ -33,7 +33,7 @@ class Figures:
         return max(cell_len(text.plain) for text in (Text(self.title), *self.texts))
 
 
-def _all_figures(rows: list[GpuRow], display: Display) -> list[Figures]:
+def _all_figures(rows: list[GpuRow], display: Display) -> list[FigureColumn]:
     is_wide = display.width >= WIDE
     bar_width = min(16, (display.width - 60) // 6) if is_wide else 0
     figures = [
@@ -46,15 +46,15 @@ def _all_figures(rows: list[GpuRow], display: Display) -> list[Figures]:
     if any(row.now and len(ranks_of(row.now["gpu"]["device"])) > 1 for row in rows):
         figures.append(_column("group", rows, lambda gpu: _group(gpu, display)))
     states = [_state(row) for row in rows]
-    return [*figures, Figures("", states)] if any(states) else figures
+    return [*figures, FigureColumn("", states)] if any(states) else figures
 
 
-def _column(title: str, rows: list[GpuRow], text_of: Callable[[dict[str, Any]], Text]) -> Figures:
+def _column(title: str, rows: list[GpuRow], text_of: Callable[[dict[str, Any]], Text]) -> FigureColumn:
     """A column that is empty for GPUs that have left."""
-    return Figures(title, [text_of(row.now) if row.now else Text() for row in rows])
+    return FigureColumn(title, [text_of(row.now) if row.now else Text() for row in rows])
 
 
-def figures_beside(rows: list[GpuRow], display: Display, width: int) -> list[Figures]:
+def figures_beside(rows: list[GpuRow], display: Display, width: int) -> list[FigureColumn]:
     """The columns to show in this width, with the heat map."""
     figures = _all_figures(rows, display)
     for title in _GIVING_WAY:
@@ -64,7 +64,7 @@ def figures_beside(rows: list[GpuRow], display: Display, width: int) -> list[Fig
     return figures
 
 
-def width_of(figures: list[Figures]) -> int:
+def width_of(figures: list[FigureColumn]) -> int:
     return sum(column.width + 1 for column in figures)
 
 

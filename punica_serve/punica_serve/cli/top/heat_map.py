@@ -8,9 +8,9 @@ from typing import NamedTuple
 from rich.style import Style
 from rich.text import Text
 
-from punica_serve.cli.top.batch_columns import Column
 from punica_serve.cli.top.display import Display
 from punica_serve.cli.top.event_kinds import EventKind, importance
+from punica_serve.cli.top.heat_columns import HeatColumn
 
 #: matplotlib's magma, dark to light: idle, then equal steps from 0.15 to 0.97. They differ among 256 colours, too.
 _MAGMA = ("#000004", "#251255", "#57157e", "#862781", "#b73779", "#e44f64", "#fa815f", "#feb97f", "#fcf0b2")
@@ -31,14 +31,14 @@ _LETTERS = [
 ]
 
 
-class Cell(NamedTuple):
+class HeatCell(NamedTuple):
     character: str
     style: Style
 
 
 def heat_row(
     uuid: str,
-    columns: Iterable[Column],
+    columns: Iterable[HeatColumn],
     max_batch_size: int,
     events: Mapping[tuple[str, int], EventKind],
     display: Display,
@@ -76,29 +76,29 @@ def legend(max_batch_sizes: Collection[int], drawn: Iterable[EventKind], display
     return text
 
 
-def _cell(step: int | None, event: EventKind | None, display: Display) -> Cell:
+def _cell(step: int | None, event: EventKind | None, display: Display) -> HeatCell:
     if step is None:
-        return Cell(event.letter, _BOLD) if event else Cell(_ABSENT, _PLAIN)
+        return HeatCell(event.letter, _BOLD) if event else HeatCell(_ABSENT, _PLAIN)
     if event:
-        return Cell(event.letter, _LETTERS[step] if display.has_colors else _BOLD)
+        return HeatCell(event.letter, _LETTERS[step] if display.has_colors else _BOLD)
     characters = _ASCII if display.is_ascii else _BLOCKS
     if not display.has_colors:
-        return Cell(characters[step], _PLAIN)
-    return Cell(" " if step else characters[0], _FILLS[step])
+        return HeatCell(characters[step], _PLAIN)
+    return HeatCell(" " if step else characters[0], _FILLS[step])
 
 
-def _text(cells: Iterable[Cell]) -> Text:
+def _text(cells: Iterable[HeatCell]) -> Text:
     return Text.assemble(*_runs(cells))
 
 
-def _runs(cells: Iterable[Cell]) -> Iterator[tuple[str, Style]]:
+def _runs(cells: Iterable[HeatCell]) -> Iterator[tuple[str, Style]]:
     """Cells side by side of one style are one span."""
     for style, run in groupby(cells, key=lambda cell: cell.style):
         yield "".join(cell.character for cell in run), style
 
 
 def events_in(
-    columns: Sequence[Column], uuids: Collection[str], events: Mapping[tuple[str, int], EventKind]
+    columns: Sequence[HeatColumn], uuids: Collection[str], events: Mapping[tuple[str, int], EventKind]
 ) -> set[EventKind]:
     """The kinds of events that these rows show."""
     if not columns:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from punica_serve.cli.top.batch_columns import BatchColumns
+from punica_serve.cli.top.heat_columns import HeatColumns
 
 #: Number of events kept: more than any terminal has lines.
 MAX_MARKS = 256
@@ -27,7 +27,7 @@ class State:
     marks: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: Why there is no newer state; None while there is.
     trouble: str | None = None
-    columns: BatchColumns = field(default_factory=BatchColumns)
+    columns: HeatColumns = field(default_factory=HeatColumns)
     #: GPUs by UUID, those seen last at the end.
     known: dict[str, KnownGpu] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ _MARGIN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeTimes:
+class AssistTimes:
     """Seconds of an exchange: in any case, for each byte on the link, and for each multiplication of a process."""
 
     fixed_s: float
@@ -30,7 +30,7 @@ class ExchangeTimes:
         return self.fixed_s + num_bytes * self.per_byte_s + num_products * self.per_product_s
 
 
-def fit_times(measured: Sequence[tuple[int, int, float]]) -> ExchangeTimes:
+def fit_times(measured: Sequence[tuple[int, int, float]]) -> AssistTimes:
     """From (bytes, products, seconds) of three exchanges: a small one, more of both, and then more products.
 
     Noise that would make a part negative makes it 0.
@@ -40,13 +40,13 @@ def fit_times(measured: Sequence[tuple[int, int, float]]) -> ExchangeTimes:
     rest_s = s_1 - s_0 - (products_1 - products_0) * per_product_s
     per_byte_s = max(0.0, rest_s / (bytes_1 - bytes_0))
     fixed_s = max(0.0, s_0 - bytes_0 * per_byte_s - products_0 * per_product_s)
-    return ExchangeTimes(fixed_s, per_byte_s, per_product_s)
+    return AssistTimes(fixed_s, per_byte_s, per_product_s)
 
 
 class AssistForecast:
     """Answers for one worker."""
 
-    def __init__(self, shape: ExchangeShape, times: ExchangeTimes) -> None:
+    def __init__(self, shape: ExchangeShape, times: AssistTimes) -> None:
         self._shape = shape
         self.times = times
 

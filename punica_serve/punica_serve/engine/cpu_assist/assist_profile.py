@@ -6,7 +6,7 @@ from statistics import median
 
 from punica_serve.engine.adapters.layer_arrival import Arrival, CpuArrival, CudaArrival
 from punica_serve.engine.cpu_assist.assist_forecast import (
-    ExchangeTimes,
+    AssistTimes,
     exchanged_bytes,
     fit_times,
     products_per_row,
@@ -22,7 +22,7 @@ _FEW_ROWS, _MANY_ROWS, _FEW_PAGES, _MANY_PAGES, _REPEATS = 1, 32, 1, 8, 3
 _MAX_WAIT_S = 5.0
 
 
-def measure_exchanges(assist: CpuAssist, time_exchanges: Callable[[AssistJob], float]) -> ExchangeTimes | None:
+def measure_exchanges(assist: CpuAssist, time_exchanges: Callable[[AssistJob], float]) -> AssistTimes | None:
     """The times of one process. None if there is none, it does not answer, or the host cache is too small."""
     many_pages = next((count for count in range(_MANY_PAGES, _FEW_PAGES, -1) if assist.has_memory_for(count)), None)
     if many_pages is None or not assist.pool.ready:

@@ -21,7 +21,7 @@ from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords
 from punica_serve.engine.adapters.packing import PackedAdapter
-from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast, ExchangeTimes
+from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast, AssistTimes
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.exchange_memory import (
     ExchangeMemory,
@@ -103,7 +103,7 @@ class CpuAssist:
     def _num_bytes(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * self.shape.torch_dtype.itemsize
 
-    def set_times(self, times: ExchangeTimes | None) -> None:
+    def set_times(self, times: AssistTimes | None) -> None:
         """Takes the measured times of exchanges. Without it ``auto`` never asks for help."""
         self._forecast = AssistForecast(self.shape, times) if times else None
 

@@ -49,7 +49,7 @@ class _Child:
 
 
 @dataclass(slots=True)
-class _Suspicion:
+class _MissedWait:
     """A step has waited for these processes in vain."""
 
     key: int
@@ -67,7 +67,7 @@ class ProcessPool:
         self._fds = (shared.fd, host.fd)
         self._children = [_Child(number, core) for number, core in enumerate(cores)]
         #: Added by the step loop, taken by the thread.
-        self._suspicions: deque[_Suspicion] = deque()
+        self._missed_waits: deque[_MissedWait] = deque()
         self._last_key, self._last_used = 0, tuple[int, ...]()
         #: Held while a pipe is written to or closed: its number would be that of another file soon.
         self._pipes = threading.Lock()
@@ -109,7 +109,7 @@ class ProcessPool:
 
     def suspect(self, key: int) -> None:
         """A step has waited in vain for the processes of its job: those that don't leave it are replaced."""
-        self._suspicions.append(_Suspicion(key, self._last_used))
+        self._missed_waits.append(_MissedWait(key, self._last_used))
 
     def close(self) -> None:
         """Kills all processes, which hold nothing that would be lost."""
@@ -126,18 +126,18 @@ class ProcessPool:
             while not self._is_closing.is_set():
                 for child in self._children:
                     self._tend(child)
-                self._look_at_suspicions()
+                self._look_at_missed_waits()
                 self._is_closing.wait(_TICK_S)
         finally:
             for child in self._children:
                 self._kill(child)
 
-    def _look_at_suspicions(self) -> None:
+    def _look_at_missed_waits(self) -> None:
         """Each that is there now once; the step loop may add some meanwhile."""
-        for _ in range(len(self._suspicions)):
-            suspicion = self._suspicions.popleft()
-            if self._is_open(suspicion):
-                self._suspicions.append(suspicion)
+        for _ in range(len(self._missed_waits)):
+            missed = self._missed_waits.popleft()
+            if self._is_open(missed):
+                self._missed_waits.append(missed)
 
     def _tend(self, child: _Child) -> None:
         """Starts the process if it is due, and notices its end."""
@@ -173,10 +173,10 @@ class ProcessPool:
         self._memory.left[child.number] = self._last_key
         log.warning("CPU process %d of `engine.cold_start` %s; another one replaces it", child.number, reason)
 
-    def _is_open(self, suspicion: _Suspicion) -> bool:
+    def _is_open(self, missed: _MissedWait) -> bool:
         """Kills those that have not left the job after a while. False once all have left it."""
-        staying = [number for number in suspicion.numbers if self._memory.left[number] < suspicion.key]
-        if time.monotonic() - suspicion.since_s < _LEAVE_GRACE_S:
+        staying = [number for number in missed.numbers if self._memory.left[number] < missed.key]
+        if time.monotonic() - missed.since_s < _LEAVE_GRACE_S:
             return bool(staying)
         for number in staying:
             self._end(self._children[number], "did not answer and was killed")

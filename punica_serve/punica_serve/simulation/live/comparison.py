@@ -17,7 +17,7 @@ _IDLE_BELOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LiveFigures:
     """The figures that are compared. Times are simulated seconds."""
 
     tokens_per_s: float
@@ -39,14 +39,14 @@ class Figures:
 
 def figures_of(
     timeline: Timeline, counters: Mapping[str, int], times: RequestTimes, slos: Sequence[Slo], *, num_failed: int
-) -> Figures:
+) -> LiveFigures:
     """Figures from a timeline, the scheduler's ``counters`` over the run, and the requests' times and promises."""
     p50, p99 = np.percentile(times.first_token_s, (50, 99)) if len(times.first_token_s) else (0.0, 0.0)
     per_token_s = times.time_per_token_s[~np.isnan(times.time_per_token_s)]
     attained = attainment(times, slos)
     batch_sizes = np.array(list(timeline.batch_sizes.values()))
     busy = batch_sizes[batch_sizes >= _IDLE_BELOW]
-    return Figures(
+    return LiveFigures(
         tokens_per_s=float(np.mean(timeline.tokens_per_s)),
         highest_tokens_per_s=max(timeline.tokens_per_s),
         busy_share=busy.size / batch_sizes.size,
@@ -64,7 +64,7 @@ def figures_of(
 
 def live_figures(
     timeline: Timeline, samples: Sequence[Sample], streams: Sequence[ReplayedStream], slos: Sequence[Slo]
-) -> Figures:
+) -> LiveFigures:
     """Figures of an observed replay; ``slos`` has one for each request."""
     first, last = samples[0].counters, samples[-1].counters
     counters = {name: count - first.get(name, 0) for name, count in last.items()}

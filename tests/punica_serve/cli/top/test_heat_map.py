@@ -2,13 +2,13 @@ import pytest
 from rich.color import Color, ColorSystem
 from rich.text import Text
 
-from punica_serve.cli.top.batch_columns import Column
 from punica_serve.cli.top.display import Display
 from punica_serve.cli.top.event_kinds import EventKind, kind_of, kinds_by_cell
+from punica_serve.cli.top.heat_columns import HeatColumn
 from punica_serve.cli.top.heat_map import heat_row, legend, step_of, time_axis
 
 BATCH_SIZES = (None, 0.0, *(4.0 * step for step in range(1, 9)))
-COLUMNS = [Column(at_s, {} if mean is None else {"a": mean}) for at_s, mean in enumerate(BATCH_SIZES)]
+COLUMNS = [HeatColumn(at_s, {} if mean is None else {"a": mean}) for at_s, mean in enumerate(BATCH_SIZES)]
 NOTHING: dict[tuple[str, int], EventKind] = {}
 LOST = kind_of({"kind": "gpu_lost"})
 

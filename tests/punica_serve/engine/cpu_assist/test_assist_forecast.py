@@ -5,7 +5,7 @@ import pytest
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.cpu_assist.assist_forecast import (
     AssistForecast,
-    ExchangeTimes,
+    AssistTimes,
     exchanged_bytes,
     fit_times,
     products_per_row,
@@ -14,7 +14,7 @@ from punica_serve.engine.cpu_assist.exchange_memory import ExchangeShape, GroupS
 
 _QKV = GroupShape("qkv", 4096, (0, 4096, 8192, 12288))
 _SHAPE = ExchangeShape("bfloat16", 32, (_QKV, GroupShape("o", 4096, (0, 4096))), 256)
-_TIMES = ExchangeTimes(fixed_s=30e-6, per_byte_s=1 / 50e9, per_product_s=1 / 50e9)
+_TIMES = AssistTimes(fixed_s=30e-6, per_byte_s=1 / 50e9, per_product_s=1 / 50e9)
 #: A prefill of 8 ms, of which nothing runs before.
 _STEP = StepForecast(0.0, 0.008)
 

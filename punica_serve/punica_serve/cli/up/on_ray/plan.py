@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from punica_serve.cli.up.on_ray.fleet import runner_id
+from punica_serve.cli.up.on_ray.nodes import runner_id
 from punica_serve.cli.up.on_ray.roles import SCHEDULER, Kind, Role
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.process.logs import LogLevel

@@ -1,4 +1,4 @@
-"""The main loop of `up --ray`: follows the control seats, and makes the runners follow Ray's nodes and the advice."""
+"""The main loop of `up --ray`: follows the control actors, and makes the runners follow Ray's nodes and the advice."""
 
 import asyncio
 import logging
@@ -9,10 +9,10 @@ import ray
 
 from punica_serve.cli.up.on_ray.adviser import Adviser
 from punica_serve.cli.up.on_ray.connection import connect
-from punica_serve.cli.up.on_ray.placed import Placed
+from punica_serve.cli.up.on_ray.placed_actor import PlacedActor, give_back, nodes_with, place_actors
 from punica_serve.cli.up.on_ray.plan import RayPlan
 from punica_serve.cli.up.on_ray.runners import Runners
-from punica_serve.cli.up.on_ray.seats import Seat, give_back, nodes_with, take_seats
+from punica_serve.cli.up.on_ray.tracked_actor import TrackedActor
 from punica_serve.cli.up.readiness import POLL_TIMEOUT_S, print_banner, until_ready, verifying
 from punica_serve.process.readiness import READY, notify
 
@@ -30,23 +30,23 @@ async def serve(plan: RayPlan, console: "Console") -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every poll
     await asyncio.to_thread(connect, plan.namespace, plan.needs)
     try:
-        scheduler, *frontends = await take_seats(plan.control_roles, plan.control_bundles)
+        scheduler, *frontends = await place_actors(plan.control_roles, plan.control_bundles)
         try:
             await _keep(plan, scheduler, frontends, console)
         finally:
-            await asyncio.gather(*(seat.stop() for seat in frontends))
+            await asyncio.gather(*(placed.stop() for placed in frontends))
             await scheduler.stop()
             await give_back([scheduler, *frontends])
     finally:
         await asyncio.to_thread(ray.shutdown)
 
 
-async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: "Console") -> None:
+async def _keep(plan: RayPlan, scheduler: PlacedActor, frontends: list[PlacedActor], console: "Console") -> None:
     """Follows everything until cancelled, and then stops the runners."""
-    placed = [Placed(seat) for seat in (scheduler, *frontends)]
+    placed = [TrackedActor(placed) for placed in (scheduler, *frontends)]
     async with asyncio.TaskGroup() as tasks:
         for each in placed:
-            tasks.create_task(each.seat.fail_on_mistake())
+            tasks.create_task(each.placed.fail_on_mistake())
             tasks.create_task(each.keep_following())
         runners = Runners(plan, tasks)
         keeping = tasks.create_task(_keep_runners(plan, runners, placed[1:]))
@@ -62,7 +62,7 @@ async def _keep(plan: RayPlan, scheduler: Seat, frontends: list[Seat], console: 
             await runners.stop()
 
 
-async def _keep_runners(plan: RayPlan, runners: Runners, frontends: list[Placed]) -> None:
+async def _keep_runners(plan: RayPlan, runners: Runners, frontends: list[TrackedActor]) -> None:
     headers = {"Authorization": f"Bearer {plan.key}"} if plan.key else None
     verify = verifying(plan.config.frontend.tls)
     async with httpx.AsyncClient(headers=headers, timeout=POLL_TIMEOUT_S, verify=verify, trust_env=False) as client:

@@ -1,4 +1,4 @@
-"""Runners follow the fleet, over a Ray that notes what it is asked for."""
+"""Runners follow the nodes, over a Ray that notes what it is asked for."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -29,17 +29,17 @@ PLAN = RayPlan(
 
 
 class NotingRay:
-    """Its seats are the notes' names of nodes."""
+    """Its actors are the notes' names of nodes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    async def take_seats(self, roles: Sequence[Any], bundles: Sequence[Any], *, node_id: str) -> list[Any]:
+    async def place_actors(self, roles: Sequence[Any], bundles: Sequence[Any], *, node_id: str) -> list[Any]:
         self.notes.append(f"take {node_id}")
         return [NotingSeat(node_id, self.notes)]
 
-    async def give_back(self, seats: Sequence[Any]) -> None:
-        self.notes += [f"give back {seat.node_id}" for seat in seats]
+    async def give_back(self, actors: Sequence[Any]) -> None:
+        self.notes += [f"give back {placed.node_id}" for placed in actors]
 
     def request_resources(self, *, bundles: list[Any]) -> None:
         assert all(bundle == {"CPU": 1} for bundle in bundles)
@@ -61,7 +61,7 @@ class NotingSeat:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> NotingRay:
     ray = NotingRay()
-    for name in ("take_seats", "give_back", "request_resources"):
+    for name in ("place_actors", "give_back", "request_resources"):
         monkeypatch.setattr(runners, name, getattr(ray, name))
     return ray
 
@@ -83,7 +83,7 @@ async def test_a_runner_starts_on_each_node_and_is_stopped_at_the_end(ray: Notin
     assert ray.notes == ["stop a", "give back a", "ask for 0"]
 
 
-async def test_a_dead_nodes_seat_is_given_back_and_a_new_node_gets_one(ray: NotingRay) -> None:
+async def test_a_dead_nodes_actor_is_given_back_and_a_new_node_gets_one(ray: NotingRay) -> None:
     async with following() as follower:
         await follower.follow({"a"}, ScaleAdvice(), num_gpus=0)
         ray.notes.clear()

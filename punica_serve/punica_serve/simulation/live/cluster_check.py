@@ -27,7 +27,7 @@ class GpuSize:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundGpu:
+class LiveGpu:
     """A GPU of the running cluster."""
 
     device: str
@@ -47,11 +47,11 @@ def cluster_client(url: str, key: str | None = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
 
 
-async def found_gpus(client: httpx.AsyncClient) -> list[FoundGpu]:
+async def found_gpus(client: httpx.AsyncClient) -> list[LiveGpu]:
     """All GPUs of the cluster. Raises Unauthorized, ClusterUnavailable, or ConfigError if it is no frontend's URL."""
     cluster = await _asked(client, "/v1/cluster")
     try:
-        gpus = [FoundGpu(entry["gpu"]["device"], _size(entry["gpu"])) for entry in cluster["gpus"]]
+        gpus = [LiveGpu(entry["gpu"]["device"], _size(entry["gpu"])) for entry in cluster["gpus"]]
     except (KeyError, TypeError) as error:
         raise _no_frontend(_url(client)) from error
     if not gpus:

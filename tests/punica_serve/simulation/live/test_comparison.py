@@ -2,7 +2,7 @@ from dataclasses import fields
 
 from punica_serve.protocol import Slo
 from punica_serve.simulation.live.client import ReplayedStream
-from punica_serve.simulation.live.comparison import ROWS, Figures, failures_of, live_figures, ratio
+from punica_serve.simulation.live.comparison import ROWS, LiveFigures, failures_of, live_figures, ratio
 from punica_serve.simulation.live.watch import Sample
 from punica_serve.simulation.timeline import Timeline
 
@@ -26,7 +26,7 @@ def test_figures_are_of_busy_gpus_and_of_what_was_counted_meanwhile() -> None:
         ReplayedStream(1.0, 1, first_token_s=1.5, last_token_s=1.5, ended_s=1.5),
     ]
     slos = [Slo(time_per_token_s=0.2), Slo(), Slo(), Slo(time_per_token_s=0.2)]
-    assert live_figures(TIMELINE, samples, streams, slos) == Figures(
+    assert live_figures(TIMELINE, samples, streams, slos) == LiveFigures(
         tokens_per_s=20.0,
         highest_tokens_per_s=30.0,
         busy_share=0.5,
@@ -53,4 +53,4 @@ def test_a_ratio_to_nothing_is_none() -> None:
 
 
 def test_every_figure_has_a_row() -> None:
-    assert list(ROWS) == [field.name for field in fields(Figures)]
+    assert list(ROWS) == [field.name for field in fields(LiveFigures)]

@@ -12,7 +12,7 @@ _PICKLE_NAME = "adapter_model.bin"
 _SHARD = re.compile(r"adapter_model(-\d+-of-\d+\.safetensors|\.safetensors\.index\.json)")
 
 
-def refuse_other_weights(names: Iterable[str], *, where: str = "") -> None:
+def refuse_unsupported_weights(names: Iterable[str], *, where: str = "") -> None:
     """Raises AdapterRejected if one of these files holds weights in another format; the log entry names ``where``."""
     for name in sorted(names):
         if name == _PICKLE_NAME:

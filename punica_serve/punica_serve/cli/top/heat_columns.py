@@ -15,7 +15,7 @@ FILL_S = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class HeatColumn:
     #: Seconds since 1970.
     at_s: int
     #: GPU UUID -> mean batch size. GPUs that were not in the cluster are missing.
@@ -23,10 +23,10 @@ class Column:
 
 
 @dataclass(slots=True)
-class BatchColumns:
+class HeatColumns:
     """At most MAX_COLUMNS, without a gap, oldest first."""
 
-    _columns: deque[Column] = field(default_factory=lambda: deque(maxlen=MAX_COLUMNS))
+    _columns: deque[HeatColumn] = field(default_factory=lambda: deque(maxlen=MAX_COLUMNS))
     #: Nothing is known of the seconds after the newest column.
     _is_interrupted: bool = False
 
@@ -46,7 +46,7 @@ class BatchColumns:
         """The seconds until the next column stay empty."""
         self._is_interrupted = True
 
-    def newest(self, count: int) -> list[Column]:
+    def newest(self, count: int) -> list[HeatColumn]:
         """The newest columns, at most ``count``, oldest first."""
         return list(islice(self._columns, max(0, len(self._columns) - count), None))
 
@@ -55,8 +55,8 @@ class BatchColumns:
         while self._columns and self._columns[-1].at_s >= at_s:  # the same second, or the clock was set back
             self._columns.pop()
         missing = {} if self._is_interrupted or self._gap_s(at_s) > FILL_S else batch_sizes
-        self._columns.extend(Column(second, missing) for second in self._seconds_before(at_s))
-        self._columns.append(Column(at_s, batch_sizes))
+        self._columns.extend(HeatColumn(second, missing) for second in self._seconds_before(at_s))
+        self._columns.append(HeatColumn(at_s, batch_sizes))
         self._is_interrupted = False
 
     def _gap_s(self, at_s: int) -> int:

@@ -8,7 +8,7 @@ from punica_serve.protocol import ScaleAdvice
 
 
 @dataclass(frozen=True)
-class Fleet:
+class RayNodes:
     """The nodes, by id."""
 
     #: Nodes with a runner.
@@ -24,19 +24,21 @@ def runner_id(node_id: str) -> str:
     return f"ray-{node_id}"
 
 
-def next_fleet(fleet: Fleet, alive: Set[str], advice: ScaleAdvice, *, num_gpus: int, gpus_per_runner: int) -> Fleet:
-    """The fleet that follows the advice. ``num_gpus`` have joined so far; ``alive`` nodes could have a runner.
+def next_nodes(
+    nodes: RayNodes, alive: Set[str], advice: ScaleAdvice, *, num_gpus: int, gpus_per_runner: int
+) -> RayNodes:
+    """The nodes that follows the advice. ``num_gpus`` have joined so far; ``alive`` nodes could have a runner.
 
     Every node that Ray adds gets a runner. Further nodes are counted from the GPUs that have joined, not from the
     runners: a starting runner already answers the advice, and does not add to it.
     """
-    emptied = {node for node in fleet.running & alive if runner_id(node) in advice.releasable_runners}
-    resting = fleet.released & alive
+    emptied = {node for node in nodes.running & alive if runner_id(node) in advice.releasable_runners}
+    resting = nodes.released & alive
     running = alive - emptied - resting
     advised = math.ceil((num_gpus + advice.num_more_gpus) / gpus_per_runner) if advice.num_more_gpus else 0
     num_wanted = max(len(running), advised)
     woken = sorted(resting)[: num_wanted - len(running)]
-    return Fleet(
+    return RayNodes(
         running=frozenset(running).union(woken),
         released=frozenset((resting | emptied).difference(woken)),
         num_wanted=num_wanted,

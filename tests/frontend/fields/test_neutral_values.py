@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from punica_frontend.fields.nothing import asks_for_nothing
+from punica_frontend.fields.neutral_values import asks_for_nothing
 
 NEUTRAL = {"count": (1,), "off": (0,), "on": (True,), "format": ({"type": "text"},)}
 

@@ -11,8 +11,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from punica_serve.cli.up.on_ray.member import Member
 from punica_serve.cli.up.on_ray.plan import Resources
+from punica_serve.cli.up.on_ray.process_actor import ProcessActor
 from punica_serve.cli.up.on_ray.roles import Place, Role
 from punica_serve.errors import ConfigError
 from punica_serve.process.run import STOP_TIMEOUT_S
@@ -27,13 +27,13 @@ _ANSWER_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
-class Seat:
+class PlacedActor:
     """An actor in a bundle of a placement group. Ray restarts it forever, within the group."""
 
     role: Role
     actor: Any
     group: PlacementGroup
-    #: The result of Member.run.
+    #: The result of ProcessActor.run.
     running: Any
 
     async def where(self) -> Place:
@@ -55,7 +55,9 @@ class Seat:
                 await self.actor.stop.remote()
 
 
-async def take_seats(roles: Sequence[Role], bundles: Sequence[Resources], *, node_id: str | None = None) -> list[Seat]:
+async def place_actors(
+    roles: Sequence[Role], bundles: Sequence[Resources], *, node_id: str | None = None
+) -> list[PlacedActor]:
     """An actor for each role, each in its own bundle: on this node, or spread over as many nodes as possible.
 
     Returns before Ray has placed them.
@@ -63,27 +65,27 @@ async def take_seats(roles: Sequence[Role], bundles: Sequence[Resources], *, nod
     return await asyncio.to_thread(_take_seats, roles, bundles, node_id)
 
 
-async def give_back(seats: Sequence[Seat]) -> None:
+async def give_back(actors: Sequence[PlacedActor]) -> None:
     """Ends the actors of one group, then the group, whether Ray has placed them or not."""
-    await asyncio.to_thread(_give_back, seats)
+    await asyncio.to_thread(_give_back, actors)
 
 
-def _give_back(seats: Sequence[Seat]) -> None:
-    for seat in seats:
-        ray.kill(seat.actor)
-    remove_placement_group(seats[0].group)
+def _give_back(actors: Sequence[PlacedActor]) -> None:
+    for placed in actors:
+        ray.kill(placed.actor)
+    remove_placement_group(actors[0].group)
 
 
-def _take_seats(roles: Sequence[Role], bundles: Sequence[Resources], node_id: str | None) -> list[Seat]:
+def _take_seats(roles: Sequence[Role], bundles: Sequence[Resources], node_id: str | None) -> list[PlacedActor]:
     labels = [{NODE_ID_LABEL: node_id}] * len(bundles) if node_id else None
     group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD", bundle_label_selector=labels)
     return [_take_seat(role, group, index, bundles[index]) for index, role in enumerate(roles)]
 
 
-def _take_seat(role: Role, group: PlacementGroup, index: int, bundle: Resources) -> Seat:
+def _take_seat(role: Role, group: PlacementGroup, index: int, bundle: Resources) -> PlacedActor:
     custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
     actor: Any = (
-        ray.remote(Member)
+        ray.remote(ProcessActor)
         .options(
             name=role.name,
             namespace=role.namespace,
@@ -97,7 +99,7 @@ def _take_seat(role: Role, group: PlacementGroup, index: int, bundle: Resources)
         )
         .remote(role)
     )
-    return Seat(role, actor, group, actor.run.remote())
+    return PlacedActor(role, actor, group, actor.run.remote())
 
 
 async def nodes_with(bundle: Resources) -> set[str]:

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from punica_serve.errors import ClusterUnavailable, ConfigError, PunicaError, Unauthorized
-from punica_serve.simulation.live.found import FoundGpu, GpuSize, check_models, cluster_client, found_gpus
+from punica_serve.simulation.live.cluster_check import GpuSize, LiveGpu, check_models, cluster_client, found_gpus
 
 GPU = {
     "device": "cuda:0",
@@ -30,7 +30,7 @@ def models(*names: str) -> httpx.Response:
 
 async def test_the_gpus_are_asked_for() -> None:
     async with client(httpx.Response(200, json={"gpus": [{"gpu": GPU}]})) as asked:
-        assert await found_gpus(asked) == [FoundGpu("cuda:0", GpuSize(32, 16, 99, 8))]
+        assert await found_gpus(asked) == [LiveGpu("cuda:0", GpuSize(32, 16, 99, 8))]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.process.run import STOP_TIMEOUT_S
 
 
-class Member:
+class ProcessActor:
     """Ray runs each method on its own thread, as long as none of them is a coroutine."""
 
     def __init__(self, role: Role) -> None:

@@ -1,6 +1,6 @@
 from typing import Any
 
-from punica_serve.cli.top.batch_columns import FILL_S, MAX_COLUMNS, BatchColumns
+from punica_serve.cli.top.heat_columns import FILL_S, MAX_COLUMNS, HeatColumns
 
 S = 1_000_000_000
 
@@ -16,7 +16,7 @@ def history(first_s: int, **batch_sizes: list[float | None]) -> dict[str, Any]:
     return {"at_ns": [(first_s + row) * S for row in range(num_rows)], "gpus": gpus}
 
 
-def told(columns: BatchColumns) -> dict[int, dict[str, float]]:
+def told(columns: HeatColumns) -> dict[int, dict[str, float]]:
     known = columns.newest(MAX_COLUMNS)
     seconds = [column.at_s for column in known]
     assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
@@ -24,7 +24,7 @@ def told(columns: BatchColumns) -> dict[int, dict[str, float]]:
 
 
 def test_the_history_is_followed_by_a_column_for_each_second() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_history(history(10, a=[1.0, 2.0], b=[None, 0.0]))
     columns.add_cluster(cluster(12.1, a=3.0))
     columns.add_cluster(cluster(12.9, a=4.0))
@@ -33,21 +33,21 @@ def test_the_history_is_followed_by_a_column_for_each_second() -> None:
 
 
 def test_a_second_history_replaces_its_time_alone() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_history(history(10, a=[1.0, 2.0, 3.0]))
     columns.add_history(history(11, a=[7.0, 8.0, 9.0]))
     assert told(columns) == {10: {"a": 1.0}, 11: {"a": 7.0}, 12: {"a": 8.0}, 13: {"a": 9.0}}
 
 
 def test_a_rare_frame_stands_for_the_seconds_before_it() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_cluster(cluster(0, a=1.0))
     columns.add_cluster(cluster(3, a=2.0))
     assert told(columns) == {0: {"a": 1.0}, 1: {"a": 2.0}, 2: {"a": 2.0}, 3: {"a": 2.0}}
 
 
 def test_seconds_of_which_nothing_is_known_are_empty() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_cluster(cluster(0, a=1.0))
     columns.add_cluster(cluster(FILL_S + 1, a=2.0))
     assert told(columns)[1] == {} and len(told(columns)) == FILL_S + 2
@@ -58,14 +58,14 @@ def test_seconds_of_which_nothing_is_known_are_empty() -> None:
 
 
 def test_a_clock_that_is_set_back_drops_what_is_later() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_history(history(10, a=[1.0, 2.0, 3.0]))
     columns.add_cluster(cluster(11, a=9.0))
     assert told(columns) == {10: {"a": 1.0}, 11: {"a": 9.0}}
 
 
 def test_memory_is_bounded() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_history(history(0, a=[1.0] * 600))
     columns.add_cluster(cluster(600, a=2.0))
     assert (len(told(columns)), min(told(columns))) == (MAX_COLUMNS, 601 - MAX_COLUMNS)
@@ -74,7 +74,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_the_newest_columns_are_the_last() -> None:
-    columns = BatchColumns()
+    columns = HeatColumns()
     columns.add_history(history(0, a=[1.0, 2.0, 3.0]))
     assert [column.at_s for column in columns.newest(2)] == [1, 2]
     assert columns.newest(0) == []
