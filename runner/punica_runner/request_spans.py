@@ -22,7 +22,7 @@ class RequestSpans:
             self._open[request.request_id] = parent, self._begin("prefill", parent, time.time_ns())
 
     def got_tokens(self, request_ids: Iterable[str]) -> None:
-        """These requests got tokens in one step: ends prefill spans and begins decode spans."""
+        """Ends prefill spans and begins decode spans of requests that got tokens in one step."""
         if not self._open:
             return
         now_ns = time.time_ns()

@@ -42,7 +42,7 @@ class WorkerTiers:
     """One device's adapters, over the lives of its workers. It is told what passes between supervisor and worker."""
 
     def __init__(self, *, has_host_memory: bool = True) -> None:
-        """Without host memory for adapters nothing is prefetched, since a prefetch comes through it."""
+        """Prefetches nothing without host memory for adapters, since a prefetch comes through it."""
         self._has_host_memory = has_host_memory
         self._adapters: OrderedDict[str, _Adapter] = OrderedDict()  # least recently used first
         self._on_host: set[str] = set()
@@ -86,7 +86,7 @@ class WorkerTiers:
                 self._lost.clear()
 
     def resident(self, digests: Iterable[str], now_s: float) -> None:
-        """These adapters are on the device now, and no others."""
+        """Records the adapters that are on the device now."""
         before, self._on_device = self._on_device, frozenset(digests)
         for digest in self._settling.keys() & (self._on_device - before):
             self._settling[digest] = now_s + SETTLE_S

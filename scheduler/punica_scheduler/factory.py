@@ -1,4 +1,4 @@
-"""From a config file to a scheduler: the one place where the core's settings are read from the config."""
+"""Makes a scheduler from a config file: the one place where the core's settings are read from the config."""
 
 from punica_scheduler.core.advice import ScaleRule
 from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement

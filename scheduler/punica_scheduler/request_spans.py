@@ -74,7 +74,7 @@ class RequestSpans:
         return replace(action.request, traceparent=traced.span.context.traceparent)
 
     def stopped(self, action: Stop) -> None:
-        """It was preempted, or moves."""
+        """Ends a stay: the request was preempted, or moves."""
         self._leave(action.assignment, "taken off the GPU")
 
     def delivered(self, action: Deliver) -> None:
@@ -92,7 +92,7 @@ class RequestSpans:
         self._by_request[request.request_id] = self._by_handle[frontend_id, handle] = traced
 
     def _frontend_lost(self, frontend_id: str) -> None:
-        """It may have dialled again already. All its requests are cancelled, and nobody is told so."""
+        """Ends the spans of a lost frontend's requests: all are cancelled, and nobody is told so."""
         for key in [key for key in self._by_handle if key[0] == frontend_id]:
             self._forget(self._by_handle.pop(key))
 

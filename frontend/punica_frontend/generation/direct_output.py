@@ -15,7 +15,7 @@ class DirectOutput:
         self._pieces: PieceWriter | None = None
 
     def open(self, pieces: PieceWriter) -> None:
-        """From now on frames may be written."""
+        """Lets frames be written."""
         self._pieces = pieces
 
     @property

@@ -312,7 +312,7 @@ class EmbeddedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Like uvicorn's, for listening sockets only, and with a shorter TLS handshake timeout than its minute."""
+        """Replaces uvicorn's, for listening sockets only, with a TLS handshake timeout shorter than its minute."""
         await self.lifespan.startup()
         config, loop = self.config, asyncio.get_running_loop()
         make: Callable[..., asyncio.Protocol] = config.http_protocol_class

@@ -59,7 +59,7 @@ def cluster_router(client: SchedulerClient, registry: Registry, frames: Frames) 
 
     @router.post("/v1/cluster/drain", summary="Empty a GPU, or use it again", responses=_DRAIN_RESPONSES)
     async def drain(body: DrainBody, request: Request) -> Response:
-        """Nothing new is placed on a draining GPU, and its requests move to other GPUs as those have room."""
+        """Drains a GPU: it gets no new requests, and its requests move to other GPUs as those have room."""
         admin_of(request)
         await client.drain_gpu(body.gpu, drain=body.drain)
         return json_of(DrainAnswer(body.gpu, body.drain))

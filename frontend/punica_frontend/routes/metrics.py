@@ -44,7 +44,7 @@ def metrics_router(
         responses={200: text_answer("In Prometheus' text format, 0.0.4.")},
     )
     async def scrape(request: Request) -> Response:
-        """This frontend's metrics, and the cluster's while the scheduler answers."""
+        """Returns this frontend's metrics, and the cluster's while the scheduler answers."""
         if not is_public:
             admin_of(request)
         lines = list(own_lines(metrics, base_name, is_connected=client.connected, is_draining=not admission.is_open))

@@ -37,7 +37,7 @@ def start_router(page: Page) -> APIRouter:
         responses={307: {"description": f"To `{page.path}`, where a browser logs in if necessary."}},
     )
     async def start() -> Response:
-        """For people who open a frontend's address in a browser."""
+        """Redirects browsers to the dashboard."""
         return RedirectResponse(page.path)
 
     return router

@@ -141,7 +141,7 @@ class Adapter:
 
     @property
     def pairs(self) -> dict[tuple[int, str], LoraPair]:
-        """By (layer, module), in the order in which a model runs them. Built anew by each call."""
+        """The updates by (layer, module), in the order in which a model runs them. Built anew by each call."""
         return {key: place.of(self.file) for key, place in self.layout.places.items()}
 
 

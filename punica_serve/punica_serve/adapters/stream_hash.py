@@ -47,7 +47,7 @@ class StreamHash:
         return self._hasher.digest()
 
     def _hash(self) -> None:
-        """In few large pieces: each releases the GIL, and must get it back from the step loop."""
+        """Hashes in few large pieces: each releases the GIL, and must get it back from the step loop."""
         while (end := self._num_filled) > self._num_hashed:
             self._hasher.update(self._memory[self._num_hashed : end].data)
             self._num_hashed = end

@@ -15,7 +15,7 @@ class Rank:
             raise ValueError(f"rank {self.index} is not in a group of {self.size}")
 
     def share(self, count: int, width: int = 1) -> range:
-        """This rank's share of ``count`` things, each ``width`` numbers wide, as a range of those numbers.
+        """Returns this rank's share of ``count`` things, each ``width`` numbers wide, as a range of those numbers.
 
         ``count`` must be a multiple of ``size`` or divide it. Ranks share a thing if there are fewer than ranks.
         """
@@ -23,7 +23,7 @@ class Rank:
         return range(first * width, (first + max(1, count // self.size)) * width)
 
     def blocks(self, total: int, block: int) -> range:
-        """This rank's share of ``total`` numbers in whole blocks, as even as they come; the last one may be cut."""
+        """Returns this rank's share of ``total`` numbers in whole blocks, as even as possible; the last one may be cut."""
         num_blocks = -(-total // block)
         first, end = (index * num_blocks // self.size for index in (self.index, self.index + 1))
         return range(first * block, min(end * block, total))

@@ -41,7 +41,7 @@ class PrefixCachingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalPattern:
-    """When requests arrive, and what their prompts share."""
+    """The requests' arrivals, and the prefixes that their prompts share."""
 
     name: str
     #: Between groups, and between the members of a group.

@@ -44,7 +44,7 @@ class StepBytes:
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: torch.dtype, rank: int) -> "StepBytes":
-        """Those of a model, or of one rank of a group, with adapters of LoRA rank ``rank``."""
+        """Returns the bytes of a model, or of one rank of a group, with adapters of LoRA rank ``rank``."""
         shapes = list(model.linear_shapes.values())
         linear = model.num_hidden_layers * sum(out * into for out, into in shapes)
         lora = rank * sum(page_elements(model.spec, group) for group in model.spec.groups) // LORA_PAGE_RANKS

@@ -42,7 +42,7 @@ class TextgenRow:
         return list(workload.adapters[self.population][:count])
 
     def start(self, requests: Sequence[Request], batch_size: int) -> Policy:
-        """Its policy over these requests."""
+        """The row's policy over these requests."""
         match self.policy:
             case "queued":
                 return MaxConcurrency(requests)

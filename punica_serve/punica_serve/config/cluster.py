@@ -66,13 +66,13 @@ class ClusterConfig(ConfigModel):
     ray: RayConfig = RayConfig()
 
     def without_auth(self, is_wanted: bool) -> Self:
-        """This config; if ``is_wanted``, with frontends that need no authentication."""
+        """Returns this config; if ``is_wanted``, with frontends that need no authentication."""
         if not is_wanted:
             return self
         return self.model_copy(update={"frontend": self.frontend.model_copy(update={"insecure_no_auth": True})})
 
     def with_log_format(self, log_format: LogFormat | None) -> Self:
-        """This config, with this log format if one is given."""
+        """Returns this config, with this log format if one is given."""
         if log_format is None:
             return self
         return self.model_copy(update={"log": self.log.model_copy(update={"format": log_format})})

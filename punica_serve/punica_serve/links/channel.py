@@ -258,7 +258,7 @@ class Channel:
         self._flush()
 
     async def close(self, reason: str = "") -> None:
-        """Like ``end``, and waits until it is done."""
+        """Ends the channel and waits until that is done."""
         assert self._closer is not None and self._watch is not None, "a channel is open inside its context only"
         self.end(reason)
         self._watch.cancel()

@@ -105,7 +105,7 @@ def check_messages(messages: object) -> None:
 
 @contextmanager
 def naming(argument: str, index: int, count: int) -> Iterator[None]:
-    """Has an InvalidRequest say which of several it is about."""
+    """Adds the index of the argument to an InvalidRequest."""
     try:
         yield
     except InvalidRequest as error:

@@ -28,7 +28,7 @@ class BatchColumns(NamedTuple):
     lora: LoraColumns
 
     def with_row(self, num_tokens: int, size: AdapterSize) -> "BatchColumns":
-        """With one more row of so many tokens. Its adapter is taken to be another than the batch's."""
+        """Returns the batches with one more row of so many tokens, of an adapter that the batch does not have."""
         lora = self.lora
         if size is not NO_ADAPTER:
             lora = LoraColumns(

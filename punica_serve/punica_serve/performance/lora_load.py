@@ -31,7 +31,7 @@ class LoraLoad(NamedTuple):
     num_pages: int = 0
 
     def with_row(self, size: AdapterSize, *, is_new: bool = True) -> "LoraLoad":
-        """With one more row; ``is_new``: no other row has its adapter."""
+        """Returns the load with one more row; ``is_new``: no other row has its adapter."""
         num_pages = self.num_pages + (size.num_pages if is_new else 0)
         return LoraLoad(self.num_rows + 1, self.sum_ranks + size.rank, max(self.max_rank, size.rank), num_pages)
 
@@ -80,7 +80,7 @@ class LoraAccount:
         return len(self._rows_of) + len({digest for digest, _ in rows if digest and digest not in self._rows_of})
 
     def load_with(self, rows: Iterable[AdapterRow]) -> LoraLoad:
-        """With more rows."""
+        """Returns the load with more rows."""
         load, new = self.load, set[str]()
         for digest, size in rows:
             if digest is not None and size is not None:

@@ -10,7 +10,7 @@ from punica_serve.performance.batch_columns import Column
 
 
 class PiecewiseLinear:
-    """From a number to seconds: linear between the points, and beyond the last as before it."""
+    """Maps a number to seconds: linear between the points, and beyond the last as before it."""
 
     def __init__(self, numbers: Sequence[int], ms: Sequence[float]) -> None:
         points = list(zip(numbers, ms, strict=True))

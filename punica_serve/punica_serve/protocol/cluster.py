@@ -209,7 +209,7 @@ class AdapterResidency(Struct, frozen=True):
 
 
 class ResidencyReply(Message, frozen=True):
-    """Those of the requested adapters that are somewhere or in use."""
+    """The requested adapters that are somewhere or in use."""
 
     call_id: int
     adapters: tuple[AdapterResidency, ...] = ()

@@ -26,7 +26,7 @@ class Slo(Struct, frozen=True):
                 raise ValueError(f"a promise of {promised_s} s is not {PROMISE_RANGE}")
 
     def over(self, default: "Slo") -> "Slo":
-        """These promises, and those of ``default`` where this has none."""
+        """Returns these promises, with those of ``default`` where this has none."""
         first_token_s = default.first_token_s if self.first_token_s is None else self.first_token_s
         time_per_token_s = default.time_per_token_s if self.time_per_token_s is None else self.time_per_token_s
         return Slo(first_token_s, time_per_token_s)
@@ -48,7 +48,7 @@ class PromiseCounts(Struct, frozen=True):
         return PromiseCounts(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "PromiseCounts") -> "PromiseCounts":
-        """Those since ``other`` were counted."""
+        """Returns the promises counted since ``other``."""
         return PromiseCounts(*map(sub, astuple(self), astuple(other)))
 
     def __bool__(self) -> bool:

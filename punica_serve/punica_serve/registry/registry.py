@@ -88,7 +88,7 @@ class Registry:
         await self._follower.follow()
 
     async def adapter(self, caller_id: str, name: str, *, is_admin: bool = False) -> AdapterVersion:
-        """Like ``snapshot.adapter``, but reads the database once if the adapter is not found."""
+        """Returns ``snapshot.adapter``; reads the database once if the adapter is not found."""
         try:
             return self.snapshot.adapter(caller_id, name, is_admin=is_admin)
         except AdapterNotFound:
@@ -96,7 +96,7 @@ class Registry:
         return self.snapshot.adapter(caller_id, name, is_admin=is_admin)
 
     async def tenant(self, name: str) -> Tenant:
-        """Like ``snapshot.tenant``, but reads the database once if the tenant is not found."""
+        """Returns ``snapshot.tenant``; reads the database once if the tenant is not found."""
         try:
             return self.snapshot.tenant(name)
         except NotFound:
@@ -104,7 +104,7 @@ class Registry:
         return self.snapshot.tenant(name)
 
     async def key_of(self, secret: str) -> ApiKey | None:
-        """Like ``snapshot.key_of``, but reads the database once if the key is not found."""
+        """Returns ``snapshot.key_of``; reads the database once if the key is not found."""
         if self.snapshot.key_of(secret, self._clock()) is None:
             await self._catch_up()
         return self.snapshot.key_of(secret, self._clock())
@@ -178,7 +178,7 @@ class Registry:
 
     @asynccontextmanager
     async def keeping_files(self, digest: str) -> AsyncIterator[None]:
-        """While the context is open, nobody removes the files of this digest from the store; for ten minutes at most.
+        """Keeps the files of this digest in the store while the context is open, for ten minutes at most.
 
         Raises Conflict, with ``retry_after_s``, while they are being removed.
         """

@@ -102,7 +102,7 @@ class SimulatedGpu:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next adapter will be loaded."""
+        """The time at which the next adapter will be loaded."""
         return self._loras.next_ready_s
 
     def add(self, key: int, request: Request, now_s: float) -> None:

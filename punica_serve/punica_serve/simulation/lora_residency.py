@@ -44,7 +44,7 @@ class LoraResidency:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next copy ends."""
+        """The time at which the next copy ends."""
         return next(iter(self._loading.values()), None)
 
     def is_ready(self, digest: str | None) -> bool:

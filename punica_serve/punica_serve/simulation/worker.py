@@ -104,7 +104,9 @@ class SimulatedWorker:
 
     @property
     def wakes_at_s(self) -> float | None:
-        """When an adapter will be loaded, so that ``begin_step`` may find something to run without a new command."""
+        """The time at which an adapter will be loaded, so that ``begin_step`` may find something to run without a new
+        command.
+        """
         return self._gpu.next_ready_s
 
     def apply(self, commands: Iterable[Command], now_s: float) -> list[Report]:

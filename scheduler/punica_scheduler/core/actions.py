@@ -60,7 +60,7 @@ class CallAnswered(Struct, frozen=True):
 
 
 class Warm(Struct, frozen=True):
-    """Bring an adapter to a GPU and its worker's host memory, or (``host_only``) hint that host memory may need it."""
+    """Load an adapter into a GPU and its worker's host memory, or (``host_only``) hint that host memory may need it."""
 
     gpu_uuid: str
     adapter: AdapterRef

@@ -58,7 +58,7 @@ class Adapters:
         self._disks.pop(runner_id, None)
 
     def is_near(self, digest: str, gpu: GpuRecord) -> bool:
-        """On the GPU, in its worker's host memory or on its runner's disk: it loads without the store."""
+        """Whether it loads without the store: from the GPU, its worker's host memory or its runner's disk."""
         return digest in gpu.resident or digest in gpu.cached or digest in self._disks.get(gpu.runner_id, ())
 
     def residency(self, digests: Collection[str] = ()) -> tuple[AdapterResidency, ...]:

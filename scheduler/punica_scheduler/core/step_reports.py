@@ -1,4 +1,4 @@
-"""From step reports of workers to deliveries for frontends: the hottest path of the cluster."""
+"""Turns step reports of workers into deliveries for frontends: the hottest path of the cluster."""
 
 from collections.abc import Iterable
 
@@ -44,7 +44,7 @@ def apply_step_report(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> d
 
 
 def _take_row_by_row(report: StepReport, gpu: GpuRecord, outcome: Outcome) -> dict[int, str]:
-    """For a report with rows of stopped requests, or with rows that are not at their next positions."""
+    """Applies a report row by row, where rows are of stopped requests or not at their next positions."""
     broken: dict[int, str] = {}
     taken: list[int] = []
     records: list[RequestRecord] = []

@@ -1,4 +1,4 @@
-"""From a config to a simulation's results."""
+"""Runs a simulation from a config to its results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

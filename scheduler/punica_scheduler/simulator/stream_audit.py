@@ -93,7 +93,7 @@ class StreamAudit:
         self._check_ends()
 
     def finish(self) -> None:
-        """At the end: all streams have ended, and those that did not fail are whole."""
+        """Checks at the end that all streams have ended, and that those that did not fail are whole."""
         self.check()
         never = [stream for stream, reason in enumerate(self._ended_by) if reason is None]
         require(not never, f"streams {never[:3]} never ended")
@@ -112,7 +112,7 @@ class StreamAudit:
             self.failures[ending.error.message if ending.error else f"ended by {reason}"] += 1
 
     def _check_positions(self, streams: _Ints, positions: _Ints) -> None:
-        """In each stream's rows, which are adjacent and as they came, positions count on from what there was."""
+        """Checks that each stream's positions count on; its rows are adjacent and as they came."""
         found, starts, counts = np.unique(streams, return_index=True, return_counts=True)
         ranks = np.arange(len(streams)) - np.repeat(starts, counts)
         _hold(positions == self._num_tokens[streams] + ranks, streams, "has a gap or a repeat")

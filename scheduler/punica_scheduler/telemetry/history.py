@@ -40,7 +40,7 @@ class History:
         self._encoded: msgspec.Raw | None = None
 
     def is_due(self, now_ns: int) -> bool:
-        """At the first look in each second, so that no second is left out."""
+        """Adds a row at the first look in each second, so that no second is left out."""
         return not self._rows or now_ns // _INTERVAL_NS > self._rows[-1].at_ns // _INTERVAL_NS
 
     def add(self, sample: ClusterSample, steps: Sequence[StepFigures], recent: RecentFigures, now_ns: int) -> None:

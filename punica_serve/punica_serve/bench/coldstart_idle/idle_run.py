@@ -89,7 +89,7 @@ def parse_modes(names: str | None) -> tuple[ColdStart, ...]:
 
 
 def parse_sources(names: str | None) -> tuple[Source, ...]:
-    """As ``parse_modes``."""
+    """Parses places of adapters, as ``parse_modes`` does modes."""
     return _chosen(get_args(Source), names, "place", "from")
 
 

@@ -39,7 +39,7 @@ def sequential_rate(descriptor: int) -> float | None:
 
 
 def _num_cached_pages(descriptor: int) -> int | None:
-    """None if the system does not tell."""
+    """The file's pages that are in the page cache; None if the system does not tell."""
     size = os.fstat(descriptor).st_size
     found = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
     with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapped:

@@ -113,7 +113,7 @@ class _Loads:
         self._refs = refs
 
     def from_folders(self, on_load: OnLoad) -> PlaceTimes:
-        """As on a host that has never seen them."""
+        """Loads folders, as on a host that has never seen them."""
         times = []
         with self._reader(None) as reader:
             for ref in self._refs:
@@ -124,7 +124,7 @@ class _Loads:
         return PlaceTimes.of(times)
 
     def packed(self, on_load: OnLoad) -> PlaceTimes:
-        """From the page cache."""
+        """Loads packed files from the page cache."""
         times = []
         with self._reader(self._cache) as reader:
             for ref in self._refs:
@@ -135,7 +135,7 @@ class _Loads:
         return PlaceTimes.of(times)
 
     def from_disk(self, on_load: OnLoad) -> PlaceTimes | None:
-        """From the disk, and its rate: each file is read both ways."""
+        """Loads packed files from the disk, and measures its rate: each file is read both ways."""
         times = []
         with self._reader(self._cache) as reader:
             for ref in self._refs:

@@ -23,7 +23,7 @@ class RequestFeed(Protocol):
         ...
 
     def next_s(self, now_s: float) -> float | None:
-        """When the next one arrives, if no time but the clock's decides; None if none is left."""
+        """The time of the next arrival, if the clock alone decides; None if none is left."""
         ...
 
 

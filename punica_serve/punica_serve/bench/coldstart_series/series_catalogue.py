@@ -20,7 +20,7 @@ class Series:
 
     @property
     def load(self) -> str:
-        """Its arrivals, in words."""
+        """The arrivals, in words."""
         return f"{self.num_in_flight} at a time" if self.rate_per_s is None else f"{self.rate_per_s:g}/s"
 
 

@@ -135,7 +135,7 @@ class SeriesReplay:
             )
 
     def _rest(self) -> None:
-        """Nothing can run: waits for a load, or for the next arrival."""
+        """Waits for a load or for the next arrival, as nothing can run."""
         now_s = self._now_s()
         next_s = self._queue.next_s(now_s)
         self._engine.wait(_WAIT_S if next_s is None else min(_WAIT_S, next_s - now_s))

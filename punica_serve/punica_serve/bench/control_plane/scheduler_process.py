@@ -62,7 +62,7 @@ class SchedulerProcess:
 
     @property
     def cpu_s(self) -> float:
-        """Its CPU time so far, user and system."""
+        """The process's CPU time so far, user and system."""
         fields = (_PROC / str(self._process.pid) / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -26,7 +26,7 @@ MAX_WAIT_S = 30.0
 def measure_layers(
     assist: CpuAssist, host: HostMemory, weights: Sequence[GroupWeights], settings: FigureSettings
 ) -> list[LayerTime]:
-    """As many processes as there are, and as many threads. Raises RequestFailed if processes don't answer."""
+    """Times x·A·B by processes, and by as many threads. Raises RequestFailed if processes don't answer."""
     counts = [count for count in settings.counts if count <= len(assist.pool.ready)]
     times = [LayerTime("processes", count, _by_processes(assist, weights, count, settings)) for count in counts]
     return times + [

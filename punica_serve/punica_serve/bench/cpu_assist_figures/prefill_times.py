@@ -26,7 +26,7 @@ _Prefill = Callable[[AssistJob], None]
 def measure_prefills(
     assist: CpuAssist, weights: Sequence[GroupWeights], settings: FigureSettings
 ) -> list[AssistedPrefillTime]:
-    """Both ways, over the number of processes. Raises RequestFailed if processes don't answer."""
+    """Times prefills both ways, over the number of processes. Raises RequestFailed if processes don't answer."""
     assert assist.arrival_words is not None
     prefills = _Prefills(assist, assist.arrival_words, settings.num_tokens)
     times = []

@@ -36,7 +36,9 @@ _Round = Callable[[], None]
 
 
 def measure_round_trips(counts: Sequence[int], num_bytes: int, num_repeats: int) -> list[RoundTrip]:
-    """Both ways, over the number of processes. Raises RuntimeError if the bytes that come back are others."""
+    """Times round trips both ways, over the number of processes. Raises RuntimeError if the bytes that come back are
+    others.
+    """
     source = np.arange(num_bytes, dtype=np.uint64).astype(np.uint8)
     result = np.zeros_like(source)
     times = []

@@ -235,7 +235,7 @@ def _measure(bench: KernelBench, case: AttentionCase) -> tuple[tuple[Value, ...]
 def _flashinfer_us(
     bench: KernelBench, tensors: AttentionTensors, expected: Tensor, backend: Literal["fa2", "fa3"]
 ) -> tuple[float | None, str | None]:
-    """Its time, or the reason why it was not measured."""
+    """FlashInfer's time, or the reason why it was not measured."""
     case = tensors.case
     arguments = (tensors.q, tensors.out, tensors.layer, tensors.pages, case.contexts, case.num_new)
     try:

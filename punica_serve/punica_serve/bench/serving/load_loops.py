@@ -1,4 +1,4 @@
-"""When requests are sent: a closed loop of clients, or Poisson arrivals whatever the server does."""
+"""Sends requests in a closed loop of clients, or at Poisson arrivals whatever the server does."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence

@@ -24,7 +24,7 @@ class HeatColumn:
 
 @dataclass(slots=True)
 class HeatColumns:
-    """At most MAX_COLUMNS, without a gap, oldest first."""
+    """The heat map's columns: at most MAX_COLUMNS, without a gap, oldest first."""
 
     _columns: deque[HeatColumn] = field(default_factory=lambda: deque(maxlen=MAX_COLUMNS))
     #: Nothing is known of the seconds after the newest column.

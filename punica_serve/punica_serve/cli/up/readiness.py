@@ -24,7 +24,7 @@ _UNAUTHORIZED = 401
 
 
 class _NotReady(Exception):
-    """Its message says what the cluster is waiting for."""
+    """The cluster is not ready; the message says what it waits for."""
 
 
 def verifying(https: "HttpsConfig | None") -> "ssl.SSLContext | bool":

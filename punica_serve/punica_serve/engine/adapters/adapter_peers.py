@@ -19,7 +19,7 @@ class GroupCopy:
         self.queued_s = queued_s
 
     def mark_queued(self) -> None:
-        """From now on a step may wait for the layers of each peer's copy."""
+        """Tells that a step may wait for the layers of each peer's copy."""
         self.queued_s = time.perf_counter()
 
 
@@ -38,7 +38,7 @@ class AdapterPeers(Protocol):
         ...
 
     def free(self, digest: str) -> None:
-        """No step uses an adapter's pages any more."""
+        """Tells that no step uses the adapter's pages any more."""
         ...
 
     def forget(self, digest: str) -> None:

@@ -40,7 +40,7 @@ class AdapterTable:
         return [entry for entry in self._entries.values() if entry.state is state]
 
     def copied(self) -> list[AdapterEntry]:
-        """Those whose copies have ended, well or not."""
+        """Entries whose copies have ended, well or not."""
         return [entry for entry in self._entries.values() if entry.has_copied]
 
     @property
@@ -88,7 +88,7 @@ class AdapterTable:
 
     @property
     def unused(self) -> list[AdapterEntry]:
-        """Those on the device that no request uses."""
+        """Entries on the device that no request uses."""
         return [entry for entry in self.in_state(AdapterState.RESIDENT) if not entry.refcount]
 
     def is_enough(self, evicted: Iterable[AdapterEntry], needed: Mapping[LoraGroup, int]) -> bool:

@@ -220,7 +220,7 @@ def _too_late() -> StoreUnavailable:
 
 
 def no_fetch(ref: AdapterRef) -> Future[Path]:
-    """For an engine without a supervisor."""
+    """Fails every fetch, for an engine without a supervisor."""
     future: Future[Path] = Future()
     future.set_exception(StoreUnavailable(f"{ref.uri}: only a runner's workers get adapters from a store"))
     return future

@@ -223,7 +223,7 @@ class PackedStore:
 
 
 def _lower_priority() -> None:
-    """This thread runs, and uses the disk, when nobody else does."""
+    """Gives this thread the lowest priority for processor and disk."""
     if sys.platform != "linux":
         return
     with suppress(OSError):

@@ -63,7 +63,7 @@ def packed_views(memory: Tensor, ranks: Mapping[str, int], model: ModelConfig, d
     values = memory.view(dtype)
 
     def view(place: _Place) -> Tensor:
-        """By one operation of torch: each releases the GIL and must get it back from the step loop."""
+        """Packs by one operation of torch: each releases the GIL and must get it back from the step loop."""
         strides = accumulate(reversed(place.shape[1:]), operator.mul, initial=1)
         start = values.storage_offset() + place.start // dtype.itemsize
         return values.as_strided(place.shape, tuple(strides)[::-1], start)

@@ -32,7 +32,7 @@ class _ChunkCopy:
     end: torch.cuda.Event | None
 
     def seconds_after(self, last: "_ChunkCopy") -> float:
-        """At least as long as its copy took: the GPU copies one after the other."""
+        """An upper bound of the copy's time: the GPU copies one after the other."""
         if self.end is None or last.end is None:
             return self.call_s
         return float(last.end.elapsed_time(self.end)) / 1e3

@@ -106,7 +106,7 @@ class AdapterReader:
         return copy
 
     def _read_packed(self, ref: AdapterRef, stream: PageStream | None) -> HostCopy | None:
-        """None if there is no packed form, or it is no good."""
+        """Returns the packed form; None if it is missing or damaged."""
         store = self._packed_store
         if store is None or not store.has(ref):
             return None
@@ -136,6 +136,6 @@ class AdapterReader:
 
 
 def _init_thread(device: torch.device) -> None:
-    """With a GPU there are as many readers as cores, so each uses one thread of torch."""
+    """Limits torch to one thread, as there are as many readers as cores with a GPU."""
     if device.type == "cuda":
         torch.set_num_threads(1)

@@ -120,5 +120,5 @@ class Sequence:
 
     @property
     def is_complete(self) -> bool:
-        """Its last token is known or in flight, so no step may run it any more."""
+        """Whether its last token is known or in flight, so that no step may run it any more."""
         return self.num_tokens >= self.max_length

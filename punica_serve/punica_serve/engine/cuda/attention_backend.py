@@ -49,7 +49,7 @@ def flashinfer_rows(
 
 
 def _measured_choice(config: EngineConfig, model: ModelConfig, device_name: str) -> Choice:
-    """By the config's table, or the one that is shipped for the device. Raises ConfigError."""
+    """Chooses by the config's table, or by the one that ships for the device. Raises ConfigError."""
     table = _table(config, device_name)
     if table is None:
         measure = "measure them (`punica-serve bench prompts --table FILE`) and set `engine.attention_times`"

@@ -1,4 +1,4 @@
-"""From which size of prompts on FlashInfer serves them, by measured times."""
+"""Chooses, by measured times, the size from which on FlashInfer serves prompts."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

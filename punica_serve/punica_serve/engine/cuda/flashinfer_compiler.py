@@ -132,7 +132,7 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def end_with_owner() -> None:
-    """In a started command: ends its whole group when the process that started it is gone."""
+    """Ends a started command's whole process group when the process that started it is gone."""
     threading.Thread(target=_watch_owner, name="lifeline", daemon=True).start()
 
 

@@ -37,7 +37,7 @@ def node_of(device: torch.device, pci_devices: Path = _PCI_DEVICES, nodes: Path 
 
 
 def prefer_node(memory: Tensor, node: int) -> bool:
-    """Has the system take pages that nobody has touched yet from a node. Returns whether it will.
+    """Asks the system to take untouched pages from a node. Returns whether it will.
 
     ``memory``: uint8, from the start of a page on.
     """

@@ -57,7 +57,7 @@ class PinnedMemory(HostMemory):
     """Memory that a GPU reads at full speed, beside whatever else runs."""
 
     def __init__(self, num_bytes: int, device: torch.device, *, is_shared: bool = False) -> None:
-        """On the NUMA node of the ``device``, where the system says which that is."""
+        """Allocates on the NUMA node of the ``device``, where the system says which that is."""
         super().__init__(num_bytes, is_shared=is_shared)
         self._is_pinned = False
         if not num_bytes:
