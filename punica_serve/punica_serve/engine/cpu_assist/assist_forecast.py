@@ -31,9 +31,9 @@ class AssistTimes:
 
 
 def fit_times(measured: Sequence[tuple[int, int, float]]) -> AssistTimes:
-    """From (bytes, products, seconds) of three exchanges: a small one, more of both, and then more products.
+    """Fits the times to (bytes, products, seconds) of three exchanges: a small one, more of both, and more products.
 
-    Noise that would make a part negative makes it 0.
+    Parts that noise would make negative become 0.
     """
     (bytes_0, products_0, s_0), (bytes_1, products_1, s_1), (_, products_2, s_2) = measured
     per_product_s = max(0.0, (s_2 - s_1) / (products_2 - products_1))
