@@ -69,7 +69,7 @@ async def until_they_wait_aside(http: httpx.AsyncClient) -> None:
         cluster = (await http.get("/v1/cluster")).json()
         return cluster["queue_length"] == NUM_WAITING and not any(gpu["working_set"] for gpu in cluster["gpus"])
 
-    await until(is_so, "all who want what the store does not give wait aside")
+    await until(is_so, "all requests whose adapter the store does not give wait")
 
 
 async def test_runners_keep_what_they_have_fetched_and_go_on_when_the_store_hangs(

@@ -6,9 +6,9 @@ from punica_faults import faults
 from punica_faults.cluster import FRONTENDS, RUNNERS, Cluster
 from punica_faults.faults import Fault
 from punica_faults.load import Load
+from punica_faults.random_faults import LINKS, felt_by
 from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
-from punica_faults.story import LINKS, felt_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
 

@@ -1,11 +1,11 @@
-"""Random faults for as long as one likes: MINUTES=10 SEED=7 make soak. The slow tests tell a short story."""
+"""Random faults for as long as one likes: MINUTES=10 SEED=7 make soak. The slow tests run a short time."""
 
 import os
 import random
 
 import pytest
 
-from punica_faults import story
+from punica_faults import random_faults
 from punica_faults.cluster import Cluster
 from punica_faults.load import Load
 from punica_faults.recovery import Recovery
@@ -19,7 +19,7 @@ SHORT_MINUTES = 0.5
 SHORT_SEED = 7
 
 
-@pytest.mark.timeout(0)  # the story's own end, and the deadlines of all waits in it
+@pytest.mark.timeout(0)  # the run's own end, and the deadlines of all waits in it
 async def test_random_faults_lose_nothing(
     cluster: Cluster, references: list[Reference], recoveries: list[Recovery], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,7 +33,7 @@ async def test_random_faults_lose_nothing(
     say(f"\n{minutes:g} minutes of random faults; SEED={seed} makes the same ones")
     load = Load(cluster.stream_urls, references, seed=seed)
     async with load.running():
-        recoveries += await story.tell(cluster, load, seed=seed, for_s=60 * minutes, say=say)
+        recoveries += await random_faults.run_faults(cluster, load, seed=seed, for_s=60 * minutes, say=say)
         await load.stop()
     load.check()
     say(f"{load.num_completed} streams came out whole, {load.num_lost} died with their frontends")

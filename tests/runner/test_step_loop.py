@@ -260,7 +260,7 @@ def test_a_request_that_the_engine_refuses_fails_alone(loop: StepLoop, engine: S
     assert engine.calls == [("add", "a")]
 
 
-def test_the_books_are_audited_when_the_last_request_has_left(loop: StepLoop, engine: ScriptedEngine) -> None:
+def test_the_accounting_is_audited_when_the_last_request_has_left(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.outputs = [ran(("a", 0, 5), finished=(("a", "stop"),))]
     turn(loop, start(1))
     assert ("check", "") not in engine.calls, "a step under way may still hold what it needs"

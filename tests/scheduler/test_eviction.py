@@ -29,13 +29,13 @@ def test_an_evicted_request_does_not_return_in_the_same_decision(filled: NewClus
     cluster = filled("A", pages=6)
     cluster.arrives("r1", prompt=7)
     cluster.arrives("r2", prompt=3)
-    # The worker lacks a page that the book has: r2 would fit again at once.
+    # The worker lacks a page that the scheduler counts: r2 would fit again at once.
     assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 0", "A: stop r2"]
     assert cluster.time_passes(0) == ["A: start r2"]
     assert cluster.counter("migrations") == 0
 
 
-def test_a_starved_worker_waits_for_stops_on_their_way(filled: NewCluster) -> None:
+def test_a_worker_without_pages_waits_for_stops_on_their_way(filled: NewCluster) -> None:
     cluster = filled("A", pages=6)
     for name in ("r1", "r2", "r3"):
         cluster.arrives(name, prompt=3)
@@ -157,13 +157,13 @@ def test_without_migration_a_lost_gpu_frees_those_that_wait_for_it(new_cluster: 
     assert cluster.gpu_is_lost("A") == ["B: start r1 after 1", "B: start r2 after 1"]
 
 
-def test_what_stands_apart_from_the_pages_that_it_lacks_is_not_starved(filled: NewCluster) -> None:
+def test_a_request_that_has_left_is_not_preempted(filled: NewCluster) -> None:
     cluster = filled("A", pages=6)
     cluster.arrives("r1", prompt=3)
     cluster.arrives("r2", prompt=3)
     cluster.is_cancelled("r2")
     cluster.steps("A", "r1")
-    assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 1"], "who has left lacks nothing"
+    assert cluster.steps("A", "r1", starved="r2") == ["r1: 1 token at 1"], "it lacks nothing"
 
 
 def test_the_end_tells_all_waits_and_evictions_together(new_cluster: NewCluster) -> None:

@@ -35,7 +35,7 @@ def test_nothing_is_emptied_without_consolidation_or_without_migration(values: d
     assert settings_of(config(**values)).consolidation is None
 
 
-def test_books_are_audited_only_when_asked_for() -> None:
+def test_the_state_is_audited_only_when_asked_for() -> None:
     assert settings_of(config(audit_every=5)).audit_every == 0
     assert settings_of(config(audit=True, audit_every=5)).audit_every == 5
 

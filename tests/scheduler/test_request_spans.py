@@ -104,7 +104,7 @@ def test_each_wait_and_each_stay_is_a_span_of_the_request(
 
 
 def test_the_wait_begins_where_the_stay_ends(spans: RequestSpans, sink: SpanSink, collector: OtlpCollector) -> None:
-    """And not at the next start, which one that waits aside for the store has half a minute later."""
+    """And not at the next start, which a request that awaits its adapter has half a minute later."""
     spans.happened(arrived())
     spans.started(start(FIRST, "A", request()))
     spans.happened(failure(FIRST))

@@ -313,7 +313,7 @@ async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
             await server.serve(config(port=port), TOKEN)
 
 
-async def test_a_bug_in_the_core_ends_the_server_with_its_cause_and_its_story(
+async def test_a_bug_in_the_core_ends_the_server_with_its_cause_and_its_event_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def handle(*_: object) -> None:

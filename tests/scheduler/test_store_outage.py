@@ -23,50 +23,50 @@ def fails(cluster: Cluster) -> Callable[[str, str], list[str]]:
 
 
 @pytest.fixture
-def aside(cluster: Cluster, adapter: NewAdapter, fails: Callable[[str, str], list[str]]) -> Cluster:
-    """The cluster with a request that waits aside: the store failed it on two GPUs."""
+def waiting(cluster: Cluster, adapter: NewAdapter, fails: Callable[[str, str], list[str]]) -> Cluster:
+    """The cluster with a request that waits waiting: the store failed it on two GPUs."""
     assert cluster.arrives("r1", lora=adapter("x")) == ["B: start r1"]
     assert fails("B", "r1") == ["A: start r1"], "elsewhere first: it may be the host's fault"
     assert fails("A", "r1") == []
     return cluster
 
 
-def test_who_waits_aside_takes_no_place_and_holds_up_nobody(aside: Cluster) -> None:
-    assert aside.working_sets() == {"A": 0, "B": 0}
-    assert aside.arrives("r2") == ["B: start r2"]
-    assert aside.scheduler.snapshot(aside.now_ns).queue_length == 1
+def test_a_request_that_awaits_its_adapter_takes_no_place_and_blocks_nobody(waiting: Cluster) -> None:
+    assert waiting.working_sets() == {"A": 0, "B": 0}
+    assert waiting.arrives("r2") == ["B: start r2"]
+    assert waiting.scheduler.snapshot(waiting.now_ns).queue_length == 1
 
 
 @pytest.mark.parametrize("gpu", [None, "A"])
 def test_it_is_back_at_its_place_as_soon_as_its_adapter_is_somewhere(
-    aside: Cluster, adapter: NewAdapter, gpu: str | None
+    waiting: Cluster, adapter: NewAdapter, gpu: str | None
 ) -> None:
     for number in range(2, 18):
-        aside.arrives(f"r{number}")  # fill both batches of eight
-    assert aside.arrives("late") == []
-    assert is_cached(aside, "y") == []
-    assert is_cached(aside, "x", gpu=gpu) == []
-    assert aside.is_cancelled("r2") == ["B: stop r2", "B: start r1"], "it came first"
+        waiting.arrives(f"r{number}")  # fill both batches of eight
+    assert waiting.arrives("late") == []
+    assert is_cached(waiting, "y") == []
+    assert is_cached(waiting, "x", gpu=gpu) == []
+    assert waiting.is_cancelled("r2") == ["B: stop r2", "B: start r1"], "it came first"
 
 
-def test_its_last_try_comes_by_the_clock(aside: Cluster, fails: Callable[[str, str], list[str]]) -> None:
-    assert aside.time_passes(29.0) == []
-    assert aside.time_passes(2.0) == ["B: start r1"]
+def test_its_last_try_comes_by_the_clock(waiting: Cluster, fails: Callable[[str, str], list[str]]) -> None:
+    assert waiting.time_passes(29.0) == []
+    assert waiting.time_passes(2.0) == ["B: start r1"]
     assert fails("B", "r1") == ["r1: store_unavailable"]
 
 
-def test_the_wait_aside_is_part_of_what_its_end_tells(aside: Cluster) -> None:
-    aside.time_passes(31.0)
-    aside.steps("B", "r1", finished="r1")
-    (end,) = [end for action in aside.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
+def test_the_wait_for_an_adapter_counts_as_queue_time(waiting: Cluster) -> None:
+    waiting.time_passes(31.0)
+    waiting.steps("B", "r1", finished="r1")
+    (end,) = [end for action in waiting.actions if isinstance(action, Deliver) for end in action.deliveries.endings]
     assert end.queue_s == pytest.approx(31.0, abs=0.5)
 
 
-def test_it_can_be_cancelled(aside: Cluster) -> None:
-    assert aside.is_cancelled("r1") == []
-    assert is_cached(aside, "x") == []
-    assert aside.time_passes(60.0) == []
-    assert aside.scheduler.snapshot(aside.now_ns).queue_length == 0
+def test_it_can_be_cancelled(waiting: Cluster) -> None:
+    assert waiting.is_cancelled("r1") == []
+    assert is_cached(waiting, "x") == []
+    assert waiting.time_passes(60.0) == []
+    assert waiting.scheduler.snapshot(waiting.now_ns).queue_length == 0
 
 
 def test_what_has_come_between_the_failure_and_its_report_is_not_waited_for(
@@ -89,7 +89,7 @@ def test_after_a_failure_a_host_with_the_adapter_is_preferred(new_cluster: NewCl
     assert cluster.load_fails("A", "r2", code="store_unavailable") == ["C: start r2"], "nobody has it"
 
 
-def test_those_who_wait_aside_are_bounded_and_fill_no_queue(new_cluster: NewCluster, adapter: NewAdapter) -> None:
+def test_requests_that_await_adapters_are_bounded(new_cluster: NewCluster, adapter: NewAdapter) -> None:
     cluster = new_cluster(max_queue=2)
     cluster.gpu_joins("A")
     for number in range(3):
@@ -103,9 +103,7 @@ def test_those_who_wait_aside_are_bounded_and_fill_no_queue(new_cluster: NewClus
     assert cluster.arrives("base") == ["A: start base"]
 
 
-def test_however_many_want_what_the_store_does_not_give_others_find_gpus(
-    filled: NewCluster, adapter: NewAdapter
-) -> None:
+def test_however_many_await_adapters_others_find_gpus(filled: NewCluster, adapter: NewAdapter) -> None:
     """A hundred times what all batches hold; each report of the store's silence frees the place at once."""
     cluster = filled("A", "B", batch=4)
     for number in range(800):

@@ -23,7 +23,7 @@ class Rank:
         return range(first * width, (first + max(1, count // self.size)) * width)
 
     def blocks(self, total: int, block: int) -> range:
-        """Returns this rank's share of ``total`` numbers in whole blocks, as even as possible; the last one may be cut."""
+        """Returns this rank's share of ``total`` numbers in whole blocks, as even as possible; the last may be cut."""
         num_blocks = -(-total // block)
         first, end = (index * num_blocks // self.size for index in (self.index, self.index + 1))
         return range(first * block, min(end * block, total))

@@ -42,7 +42,7 @@ def test_two_keys_of_one_use_do_not_change_places_for_ever() -> None:
     assert list(subject.items()) == [("a", {"a": 100}), (OTHER, {"b": 100})]
 
 
-def test_yesterdays_busiest_makes_room() -> None:
+def test_labels_that_were_busy_once_make_room() -> None:
     subject = labels(1)
     use(subject, "old", 4 * WINDOW_USES)
     use(subject, "new", 3 * WINDOW_USES)

@@ -1,4 +1,4 @@
-"""A group of two ranks on a CPU: the tokens of one device, equal books, and an end without leftovers."""
+"""A group of two ranks on a CPU: the tokens of one device, equal accounts, and an end without leftovers."""
 
 import os
 import shutil

@@ -101,7 +101,7 @@ def test_a_request_that_could_never_run_is_refused(make_gpu: MakeGpu) -> None:
     assert gpu.num_requests == 0
 
 
-def test_a_request_that_outgrows_the_kvcache_starves_until_it_is_taken_away(make_gpu: MakeGpu) -> None:
+def test_a_request_that_outgrows_the_kvcache_waits_until_it_is_preempted(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
     gpu.add(1, make_request(1, num_prompt=120, max_tokens=29), 0.0)
     while (plan := gpu.begin_step(0.0)) and not plan.preempted:

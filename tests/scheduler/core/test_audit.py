@@ -100,7 +100,7 @@ def miscount_hints(state: ClusterState) -> None:
         miscount_hints,
     ],
 )
-def test_cooked_books_are_caught(cook: Callable[[ClusterState], None]) -> None:
+def test_wrong_accounting_is_caught(cook: Callable[[ClusterState], None]) -> None:
     scheduler = Scheduler(1, SchedulerSettings(audit_every=1))
     for uuid in "AB":
         scheduler.handle(events.GpuJoined("runner", GpuInfo(uuid, "cpu", 2, 16, 4, {})), 1)

@@ -48,7 +48,7 @@ def test_losses_before_a_start_was_applied_do_not_count(filled: NewCluster) -> N
     assert cluster.arrives("r2") == ["A: start r2"]
 
 
-def test_an_acquitted_request_has_company_again_and_counts_from_zero(with_suspects: NewCluster) -> None:
+def test_a_cleared_request_shares_a_gpu_again_and_counts_from_zero(with_suspects: NewCluster) -> None:
     cluster = with_suspects("r1")
     cluster.gpu_joins("B", pages=32)
     for _ in range(15):
@@ -83,7 +83,7 @@ def test_a_gpu_is_kept_for_a_suspect_until_its_pages_are_back(filled: NewCluster
     assert cluster.steps("A", "r2", finished="r2") == ["r2: 1 token at 1 stop", "A: start r1 after 17"]
 
 
-def test_a_trial_is_rather_not_where_the_request_was_lost_last(filled: NewCluster) -> None:
+def test_a_suspect_runs_rather_not_where_it_was_lost_last(filled: NewCluster) -> None:
     cluster = filled("A", "B")
     cluster.arrives("r1")
     cluster.steps("B")
@@ -133,7 +133,7 @@ def test_a_suspect_that_outgrows_its_gpu_goes_on_in_another(with_suspects: NewCl
     assert cluster.steps("A", starved="r1") == ["A: stop r1", "B: stop r2", "B: start r1", "A: start r2"]
 
 
-def test_without_migration_an_evicted_suspect_waits_for_its_trial_and_for_no_gpu(new_cluster: NewCluster) -> None:
+def test_without_migration_a_preempted_suspect_waits_in_quarantine_and_for_no_gpu(new_cluster: NewCluster) -> None:
     cluster = new_cluster(migration=False)
     cluster.gpu_joins("A")
     cluster.arrives("r1")
@@ -178,7 +178,7 @@ def test_a_lost_link_or_runner_makes_nobody_a_suspect(filled: NewCluster) -> Non
     assert cluster.arrives("r2") == ["A: start r2"]
 
 
-def test_progress_between_two_deaths_acquits(filled: NewCluster) -> None:
+def test_progress_between_two_deaths_clears(filled: NewCluster) -> None:
     cluster = filled("A", pages=64)
     cluster.arrives("r1", max_tokens=200)
     for _ in range(4):

@@ -13,7 +13,9 @@ def record(*, max_tokens: int = 4, generated_ids: tuple[int, ...] = ()) -> Reque
 
 @pytest.mark.parametrize("start", RequestState)
 @pytest.mark.parametrize("finish", RequestState)
-def test_an_illegal_transition_carries_the_story_and_changes_nothing(start: RequestState, finish: RequestState) -> None:
+def test_an_illegal_transition_carries_the_event_log_and_changes_nothing(
+    start: RequestState, finish: RequestState
+) -> None:
     request = record()
     request.state = start
     if finish in TRANSITIONS[start]:

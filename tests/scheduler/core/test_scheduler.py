@@ -101,7 +101,7 @@ def test_the_snapshot_shows_gpus_queue_and_peers(new_cluster: NewCluster) -> Non
     assert (gpu.steps, gpu.tokens) == (1, 1)
 
 
-def test_the_story_replays(filled: NewCluster) -> None:
+def test_the_event_log_replays(filled: NewCluster) -> None:
     cluster = filled("A", "B", pages=5)
     for name in ("r1", "r2", "r3"):
         cluster.arrives(name, prompt=6)

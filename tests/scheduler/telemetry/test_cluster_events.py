@@ -55,7 +55,7 @@ def test_an_eviction_and_where_the_request_went(cluster: Cluster) -> None:
     assert [(mark.kind, mark.gpu_uuids) for mark in marks[-2:]] == [("evicted", ("gpu-1",)), ("migrated", ("gpu-0",))]
 
 
-def test_a_mark_grows_after_it_was_told_and_names_so_many_gpus_at_most() -> None:
+def test_an_event_grows_after_it_was_sent_and_names_so_many_gpus_at_most() -> None:
     events = ClusterEvents()
     events.add("gpu_joined", "B", 5 * S)
     assert events.snapshot()[0].gpu_uuids == ("B",)
@@ -67,7 +67,7 @@ def test_a_mark_grows_after_it_was_told_and_names_so_many_gpus_at_most() -> None
     assert (len(mark.gpu_uuids), mark.count) == (MAX_GPUS, 2 * MAX_GPUS + 2)
 
 
-def test_what_happens_again_within_a_second_is_one_mark() -> None:
+def test_repeats_within_a_second_are_one_event() -> None:
     marks = ClusterEvents()
     marks.add("evicted", "gpu", 5 * S)
     marks.add("evicted", "gpu", 6 * S - 1)

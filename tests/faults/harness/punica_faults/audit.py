@@ -20,7 +20,7 @@ async def audit(cluster: Cluster) -> None:
             found.extend(f"{name}: {flaw}" for flaw in frontend_flaws(await cluster.figures(name)))
         return not found
 
-    await until(is_clean, "all is back", describe=lambda: f"{found}\n{cluster.story()}")
+    await until(is_clean, "all is back", describe=lambda: f"{found}\n{cluster.log_tails()}")
     bugs = [
         f"{process.name}: {bug}: {process.log}"
         for process in cluster.processes.values()
@@ -28,7 +28,7 @@ async def audit(cluster: Cluster) -> None:
         if bug in process.log_text()
     ]
     deaths = [death for process in cluster.processes.values() for death in process.unexpected_deaths]
-    assert not bugs + deaths, (bugs + deaths, cluster.story())
+    assert not bugs + deaths, (bugs + deaths, cluster.log_tails())
 
 
 #: What a frontend has of its clients' while they are there.

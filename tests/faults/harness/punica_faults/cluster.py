@@ -105,9 +105,9 @@ class Cluster:
         return True
 
     async def until_whole(self) -> float:
-        return await until(self.is_whole, "all processes are back", describe=self.story)
+        return await until(self.is_whole, "all processes are back", describe=self.log_tails)
 
-    def story(self) -> str:
+    def log_tails(self) -> str:
         """The end of each process's log."""
         tails = (f"--- {name}\n" + process.log_text()[-1500:] for name, process in self.processes.items())
         return "\n".join(tails)

@@ -87,7 +87,7 @@ def test_no_engine_is_left_when_the_next_one_is_made(
 def test_a_row_that_fails_does_not_end_the_others(
     subject: Subject, settings: SeriesSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(series_engine, "bring", lambda *_: None)  # so that nothing is cached
+    monkeypatch.setattr(series_engine, "preload", lambda *_: None)  # so that nothing is cached
     short = replace(settings, series=settings.series[:1], rows=(ROWS["cached"], ROWS["wait"]), seconds=0.1)
     measured = run_series(subject, short, plan_of(short), Progress(disable=True))
     (failure,) = measured.failures

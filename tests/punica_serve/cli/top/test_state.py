@@ -17,21 +17,21 @@ def with_gpus(*uuids: str, now_s: int = 0) -> dict[str, Any]:
     return {"type": "cluster", "cluster": {"incarnation": 1, "now_ns": now_ns, "gpus": gpus, "marks": []}}
 
 
-def test_marks_add_up_and_the_newest_telling_of_one_counts() -> None:
+def test_events_add_up_and_the_newest_version_of_one_counts() -> None:
     state = State()
     assert state.take(cluster(1, 2))
     assert state.take(cluster(2, 3, count=5))
     assert [(number, mark["count"]) for number, mark in state.marks.items()] == [(1, 1), (2, 5), (3, 5)]
 
 
-def test_another_incarnation_counts_its_marks_anew() -> None:
+def test_another_incarnation_counts_its_events_anew() -> None:
     state = State()
     state.take(cluster(1, 2, 3))
     state.take(cluster(1, incarnation=2))
     assert list(state.marks) == [1]
 
 
-def test_no_more_marks_are_kept_than_fit_a_terminal() -> None:
+def test_no_more_events_are_kept_than_fit_a_terminal() -> None:
     state = State()
     state.take(cluster(*range(1, MAX_MARKS + 11)))
     assert (len(state.marks), next(iter(state.marks))) == (MAX_MARKS, 11)

@@ -18,7 +18,7 @@ def _cache(model: ModelConfig, num_pages: int = 3) -> KvCache:
     return KvCache(model, num_pages=num_pages, page_size=4, dtype=torch.float32, device=CPU)
 
 
-def test_all_pages_of_the_pool_are_in_the_books(tiny_model: ModelConfig) -> None:
+def test_the_accounting_has_all_pages_of_the_pool(tiny_model: ModelConfig) -> None:
     cache = _cache(tiny_model)
     assert cache.pool.shape[0] == 3
     assert sorted(cache.allocate(3)) == [0, 1, 2] and cache.pages.num_free == 0

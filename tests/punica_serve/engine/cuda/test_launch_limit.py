@@ -31,7 +31,7 @@ def test_a_prefill_may_have_as_many_rows_as_its_spans_have_room_for() -> None:
     assert caught.value.param == "engine.prefill_budget_tokens"
 
 
-def test_so_may_loras_tiles() -> None:
+def test_loras_tiles_are_limited_too() -> None:
     """LoRA's tiles have 16 rows; one more is for a segment's end, and one for padding."""
     check(BatchBucket(16 * (MAX_GRID_Y - 2), 0), heads=1)
     with pytest.raises(ConfigError, match=r"takes 65536 programs .* lower `engine\.prefill_budget_tokens`$"):

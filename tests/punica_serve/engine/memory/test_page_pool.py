@@ -40,7 +40,7 @@ def test_audit_finds_a_page_held_twice() -> None:
 
 
 @given(st.lists(st.integers(min_value=-3, max_value=4), max_size=60))
-def test_books_balance_after_any_history(amounts: list[int]) -> None:
+def test_accounting_balances_after_any_history(amounts: list[int]) -> None:
     """Positive amounts allocate as far as there are pages; negative ones free."""
     pool, held = PagePool(16), []
     for amount in amounts:

@@ -11,7 +11,7 @@ from punica_serve.errors.invariants import InvariantBroken
 from punica_serve.protocol import WireError
 
 
-def test_a_command_ends_with_the_books_of_all_ranks() -> None:
+def test_a_command_ends_with_the_accounts_of_all_ranks() -> None:
     pending = PendingCommands()
     first, future = pending.add(["rank 1", "rank 2"])
     second, _ = pending.add(["rank 1", "rank 2"])

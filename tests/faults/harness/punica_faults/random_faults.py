@@ -28,7 +28,9 @@ _KINDS: tuple[Callable[[random.Random], Fault], ...] = (
 )
 
 
-async def tell(cluster: Cluster, load: Load, *, seed: int, for_s: float, say: Callable[[str], None]) -> list[Recovery]:
+async def run_faults(
+    cluster: Cluster, load: Load, *, seed: int, for_s: float, say: Callable[[str], None]
+) -> list[Recovery]:
     """Breaks up to three things in a row until the time is up, and waits each time until all streams go on.
 
     No two of them are of a kind, so that two workers die at most: a stream whose worker dies three times before it gets
