@@ -1,4 +1,4 @@
-"""Requests that the OpenAPI page foresees, and such that it does not: answers are what the page says of them."""
+"""Requests inside and outside the OpenAPI page: answers are what the page says of them."""
 
 from pathlib import Path
 

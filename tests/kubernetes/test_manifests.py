@@ -122,7 +122,7 @@ def test_the_config_is_one_that_processes_take(overlay: str) -> None:
 
 
 def test_a_demo_without_keys_is_for_who_forwards_a_port() -> None:
-    """On a loopback address a frontend without keys refuses whoever calls it by another name than localhost."""
+    """On a loopback address a frontend without keys refuses calls by another name than localhost."""
     assert load_config(KUBERNETES / "overlays/demo/cluster.yaml").frontend.host == "127.0.0.1"
     assert [service["metadata"]["name"] for service in of_kind("demo", "Service")] == ["runner", "scheduler"]
     (container,) = pods("demo")["frontend"]["containers"]

@@ -99,7 +99,7 @@ class EngineConfig(ConfigModel):
     shared_prefix_attention: Flag = False
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
     #: layer. wait: when all of it is there. cpu_assist: as layerwise, but while nobody decodes, CPU processes compute
-    #: what it adds until its layers are there. auto: layerwise or cpu_assist, whichever is faster as foreseen.
+    #: what it adds until its layers are there. auto: layerwise or cpu_assist, whichever is predicted to be faster.
     cold_start: ColdStart = "layerwise"
     #: CPU processes of cpu_assist and auto, each bound to a core; fewer where the worker may use fewer cores.
     cpu_assist_processes: Annotated[int, Field(strict=True, ge=1, le=32)] = 8

@@ -1,4 +1,4 @@
-"""A rank that follows its leader: it runs the steps that it is told of, and loads adapters where it is told.
+"""A rank that follows its leader: it runs the leader's steps, and loads adapters to the pages that the leader names.
 
 It plans nothing and reports no tokens. Its steps exchange what the leader's do, so both get the same tokens.
 """

@@ -20,7 +20,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
     finished: list[tuple[str, EndReason]] = []
     failures: list[Failure] = []
     for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True):
-        # Ended, cancelled, preempted or to be computed again: the token is not wanted any more.
+        # The request ended, was cancelled or preempted, or is computed again: drop the token.
         if not requests.has(sequence) or not sequence.num_in_flight:
             continue
         sequence.num_in_flight -= 1
@@ -57,7 +57,7 @@ def _end_reason(sequence: Sequence, sampler: Sampler) -> EndReason | None:
 
 
 def _not_finite(sequence: Sequence) -> Failure:
-    """Finite weights may still be too large: the answer would be noise, and its NaNs must not spread."""
+    """The failure of a request whose logits are not finite: its answer would be noise, and its NaNs must not spread."""
     whose = "the adapter's or the base model's" if sequence.adapter else "the base model's"
     message = (
         f"the model's output is not finite at position {sequence.position}: {whose} weights are too large or damaged"

@@ -111,7 +111,7 @@ class SharedPagePool:
                     self._free.append(page)
 
     def forget_keys(self, keys: Iterable[bytes]) -> None:
-        """Makes the pages of these keys unknown, whoever holds them."""
+        """Makes the pages of these keys unknown, held or not."""
         self.forget([page for key in keys if (page := self._pages.get(key)) is not None])
 
     def knows(self, key: bytes) -> bool:

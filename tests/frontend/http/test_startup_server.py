@@ -61,7 +61,7 @@ def away(tmp_path: Path) -> Path:
 
 
 def put_registry(file: Path, away: Path) -> None:
-    """Whole: whoever looks for it all the time finds no half of it, and no folder to make one in."""
+    """The file appears whole: a reader that polls finds no half of it, and no temporary folder."""
     folder = away.with_name("there")
     folder.mkdir()
     shutil.copy(file, folder / "registry.db")

@@ -64,7 +64,7 @@ async def test_keeps_lists_and_deletes(
 
 
 async def test_half_an_adapter_is_listed_but_not_there(store: AdapterStore, s3: S3Server, ref: AdapterRef) -> None:
-    """Its writer died: to whoever asks, it is not in the store; to whoever cleans up, there is something."""
+    """Its writer died: readers do not find it in the store, and the cleanup does."""
     s3.filesystem().put_file(f"{ref.uri}/adapter_model.safetensors", f"{ROOT}/{ref.digest}/adapter_model.safetensors")
     assert not await store.exists(ref.digest)
     assert await store.digests() == {ref.digest}

@@ -59,7 +59,7 @@ def _absolute(folder: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not there, whoever else writes the same file at once."""
+    """Writes the file atomically, also beside others that write the same one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".up-")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

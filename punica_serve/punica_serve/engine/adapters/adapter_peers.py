@@ -24,14 +24,14 @@ class GroupCopy:
 
 
 class AdapterPeers(Protocol):
-    """Told by the step loop's thread, which it never holds up."""
+    """Called on the step loop's thread; no call blocks."""
 
     def read(self, ref: AdapterRef) -> None:
-        """An adapter is being read to host memory; its files are on this host."""
+        """Tells that an adapter is being read to host memory; its files are on this host."""
         ...
 
     def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]", *, by_layer: bool) -> GroupCopy:
-        """An adapter is being copied to these pages: ``own`` is this rank's copy.
+        """Tells that an adapter is being copied to these pages: ``own`` is this rank's copy.
 
         ``by_layer``: the peers tell when steps may wait for its layers.
         """
@@ -42,7 +42,7 @@ class AdapterPeers(Protocol):
         ...
 
     def forget(self, digest: str) -> None:
-        """An adapter leaves host memory."""
+        """Tells that an adapter leaves host memory."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Foresees when copies to the device will have arrived, and so how long a step that starts before would be held.
+"""Predicts when copies to the device will have arrived, and so how long a step that starts before would wait.
 
 Copies share one stream, first come, first served. One that fills pages which a step may still read begins when that
 step has ended (its fence).
@@ -63,23 +63,23 @@ class CopyForecast:
         self._rate = 0.0
 
     def add(self, copy: CopyUnderWay) -> None:
-        """A copy was queued behind the others."""
+        """Adds a copy that was queued behind the others."""
         self._under_way = [other for other in self._under_way if not other.group.done.done()]
         self._under_way.append(copy)
 
     def record_rate(self, num_bytes: int, duration_s: float) -> None:
-        """A copy that had the link for itself took so long. Any thread may call it."""
+        """Records the time of a copy that had the link for itself. Any thread may call it."""
         if duration_s > 0:
             rate = num_bytes / duration_s
             self._rate = min(rate, self._rate * _SLOWLY) if self._rate else rate
 
     def hold_s(self, arrival: LayerArrival, step: StepForecast) -> float | None:
-        """How long the step would wait for layers of this copy, at most; None if that is unknown."""
+        """The longest time that the step would wait for layers of this copy; None if that is unknown."""
         arrives_in_s = self.arrives_in_s(arrival, step)
         return None if arrives_in_s is None else hold_s(arrives_in_s, step)
 
     def arrives_in_s(self, arrival: LayerArrival, step: StepForecast) -> list[float] | None:
-        """How long each group of layers will still take, in seconds, 0 once it is there; None if that is unknown."""
+        """Seconds until each group of layers is there, 0 once it is; None if that is unknown."""
         bytes_ahead, is_fenced = 0.0, False
         for copy in self._under_way:
             is_fenced |= copy.is_fenced
@@ -94,7 +94,7 @@ class CopyForecast:
 
 
 def hold_s(arrives_in_s: Sequence[float], step: StepForecast) -> float:
-    """How long a step would wait at most: it reaches the group g of n after g / n of its time."""
+    """The longest time that a step would wait: it reaches the group g of n after g / n of its time."""
     share_s = step.lasts_s / max(1, len(arrives_in_s))
     reached_s = (step.starts_in_s + share_s * number for number in range(len(arrives_in_s)))
     return max((late - due for late, due in zip(arrives_in_s, reached_s, strict=True)), default=0.0)

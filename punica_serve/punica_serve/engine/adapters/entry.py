@@ -92,7 +92,7 @@ class AdapterEntry:
 
     @property
     def is_evictable(self) -> bool:
-        """No request uses it, and no thread writes its pages."""
+        """Whether no request uses it and no thread writes its pages."""
         return not self.refcount and AdapterState.EVICTED in TRANSITIONS[self.state]
 
     @property
@@ -112,12 +112,12 @@ class AdapterEntry:
 
     @property
     def has_copied(self) -> bool:
-        """The pages are filled, on all ranks, or will not be."""
+        """Whether the pages are filled on all ranks, or will not be."""
         return self.filling is not None and self.filling.done.done()
 
     @property
     def is_filling(self) -> bool:
-        """The pages of some rank are being filled at this moment."""
+        """Whether the pages of some rank are being filled at this moment."""
         return self.filling is not None and not self.filling.done.done()
 
     @property
@@ -136,27 +136,27 @@ class AdapterEntry:
         self.refcount -= 1
 
     def set_fence(self, fence: torch.cuda.Event | None) -> None:
-        """No step after the fence reads the pages, unless the adapter is acquired again."""
+        """Sets the fence after which no step reads the pages, unless the adapter is acquired again."""
         self.fence = fence
 
     def mark_unwanted(self) -> None:
         self.is_unwanted = True
 
     def want(self) -> None:
-        """It is wanted again."""
+        """Takes back an eviction that was to come."""
         self.is_unwanted = False
 
     def take_pages(self, pages: AdapterPages) -> None:
-        """It has pages to be filled."""
+        """Gives it pages to be filled."""
         self.pages = pages
 
     def begin_stream(self, stream: PageStream) -> None:
-        """Its pages are filled while it is read."""
+        """Gives it pages that are filled while it is read."""
         self._become(AdapterState.STREAMING)
         self.stream = stream
 
     def stage(self, copy: HostCopy) -> None:
-        """It has arrived in host memory; takes over a reference to the copy."""
+        """Records that it is in host memory; takes over a reference to the copy."""
         self._become(AdapterState.STAGED)
         self.copy, self.stream = copy, None
 
@@ -165,20 +165,20 @@ class AdapterEntry:
         self.filling, self.arrival = filling, arrival
 
     def join(self) -> None:
-        """A step was launched that waits for its layers."""
+        """Records that a launched step waits for its layers."""
         self._become(AdapterState.ARRIVING)
 
     def stop_joining(self) -> None:
-        """No step waits for its layers any more: it is used when it is resident."""
+        """Ends the waiting of steps for its layers: it is used once it is resident."""
         self.arrival = None
 
     def end_copy(self) -> HostCopy | None:
-        """Its pages are filled. Returns the copy that it held, for release."""
+        """Records that its pages are filled. Returns the copy that it held, for release."""
         self._become(AdapterState.RESIDENT)
         return self._leave_host()
 
     def end(self, state: AdapterState) -> HostCopy | None:
-        """It was evicted, or has failed. Returns the copy that it held, for release."""
+        """Ends the record of an adapter that was evicted or has failed. Returns the copy that it held, for release."""
         self._become(state)
         return self._leave_host()
 

@@ -58,7 +58,7 @@ class HostCache:
             return self._arena.used_bytes
 
     def __contains__(self, digest: str) -> bool:
-        """Does not count as a use."""
+        """Whether the adapter is cached; does not count as a use."""
         return digest in self._copies
 
     @property

@@ -123,7 +123,7 @@ class HostLoad:
         self.is_needed, self.is_unwanted = True, False
 
     def want(self, *, for_device: bool) -> None:
-        """It is prefetched once more."""
+        """Records that it is prefetched once more."""
         self.is_unwanted = False
         self.for_device |= for_device
 
@@ -144,7 +144,7 @@ class HostLoad:
         return self.future is not None and self.future.cancel()
 
     def give_up(self) -> bool:
-        """Nobody waits for the read any more. Whether anybody did."""
+        """Gives the read up. Returns whether anybody waited for it."""
         was_needed, self.is_needed = self.is_needed, False
         if self.state is LoadState.READING:
             self._become(LoadState.LATE)
@@ -154,11 +154,11 @@ class HostLoad:
         return was_needed
 
     def set_folder(self, folder: Path | None) -> None:
-        """Its files are in this folder, or were evicted from the disk."""
+        """Sets the folder of its files; None if they were evicted from the disk."""
         self.folder = folder
 
     def requeue(self) -> None:
-        """Its next step waits for a slot."""
+        """Queues its next step for a slot."""
         self._become(LoadState.QUEUED)
         self.future = None
 
@@ -194,7 +194,7 @@ class PrefetchQueue:
         return self.waiting.pop(digest, None)
 
     def take_next(self) -> HostLoad:
-        """The first of those that wait, which takes a slot until ``free_slot``."""
+        """Returns the first that waits, which takes a slot until ``free_slot``."""
         load = self.waiting.pop(next(iter(self.waiting)))
         self._running.add(load.ref.digest)
         return load

@@ -143,7 +143,9 @@ class ArrivalWords:
         self._number = 0
 
     def ticket(self) -> "ArrivalTicket":
-        """The words of the next copy. An older copy's are used again; whoever looks for it takes it as not there."""
+        """The words of the next copy. An older copy's words are used again; a step that looks for that copy finds it
+        missing.
+        """
         self._number += 1
         slot = self._number % _NUM_SLOTS
         return ArrivalTicket(slot, self._number, self.words[slot])

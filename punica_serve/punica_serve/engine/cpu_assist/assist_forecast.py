@@ -14,7 +14,7 @@ from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.layer_arrival import layer_groups
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeShape, GroupShape
 
-#: Assistance must be so much faster, as foreseen, than waiting for layers.
+#: Assistance must be predicted to be so much faster than waiting for layers.
 _MARGIN = 0.9
 
 

@@ -410,7 +410,7 @@ def test_a_load_that_can_not_go_on_ends_all_that_it_has_begun(
 def test_a_step_that_goes_by_layers_waits_on_the_device_for_the_last_copies(
     make_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """And for no thread: whoever waits for the copies on the host is held until the step was launched."""
+    """And for no thread: a wait for the copies on the host would hold until the step was launched."""
     folder = make_llama(num_hidden_layers=NUM_LAYERS)
     refs, cache = cold_adapters(folder, tmp_path, 1), PackedCache(tmp_path / "cache", 1 << 30)
     request, joined = cold_request("cold", refs[0]), Event()
