@@ -67,14 +67,14 @@ demo-model: install
 demo-check: install
 	$(BIN)/python -m punica_serve.demo.check
 
-# What in docs/ is made from the code, and the site in build/site.
+# Writes the parts of docs/ that come from the code, and the site in build/site.
 docs: install
 	$(BIN)/python -m punica_frontend.websocket.stream_schema docs/generate-stream.schema.json
 	$(BIN)/python -m punica_frontend.watch.schema docs/cluster-watch.schema.json
 	$(BIN)/python -m punica_frontend.metrics.table docs/metrics.md
 	$(BIN)/mkdocs build --strict
 
-# Of the dashboard, in Debian's Chromium.
+# Makes pictures of the dashboard in Debian's Chromium.
 screenshots: install
 	SCREENSHOTS_TO=docs/dashboard $(BIN)/pytest -m slow tests/e2e/test_dashboard.py -k screenshots
 

@@ -19,7 +19,7 @@ export function orderedGpus(rows, names, order) {
 
 /**
  * The first second that a row of the timeline stands for. Rows come about once a second, so that some seconds have none:
- * the next row tells of them, unless it came after a gap.
+ * the next row has them, unless it came after a gap.
  * @param {Row[]} rows @param {number} index
  */
 function firstSecond(rows, index) {
@@ -27,7 +27,7 @@ function firstSecond(rows, index) {
   return before?.uuids.length && row.at <= before.at + GAP_S ? before.at + 1 : row.at;
 }
 
-/** The row that tells of a second. @param {Row[]} rows @param {number} second */
+/** The row of a second. @param {Row[]} rows @param {number} second */
 export function rowOf(rows, second) {
   const index = rows.findIndex((row) => row.at >= second);
   return index >= 0 && firstSecond(rows, index) <= second ? rows[index] : undefined;

@@ -45,7 +45,7 @@ export class Marks {
   all = [];
   /** @type {number | null} */
   #incarnation = null;
-  /** Of this incarnation, by number. @type {Map<number, Mark>} */
+  /** The marks of this incarnation, by number. @type {Map<number, Mark>} */
   #numbered = new Map();
 
   /** @param {any} cluster */

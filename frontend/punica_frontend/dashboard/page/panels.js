@@ -1,4 +1,4 @@
-/** What each chart of the page shows. */
+/** The charts of the page, and their series. */
 
 import { duration, number, percent } from "./format.js";
 import { color, gpuColor } from "./theme.js";

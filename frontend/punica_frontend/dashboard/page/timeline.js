@@ -1,5 +1,5 @@
 /**
- * What the cluster was like, a row a second: from the history that comes first and the frames that follow.
+ * The cluster over time, a row a second: from the history that comes first and the frames that follow.
  *
  * @typedef {{ p50: number, p90: number, p99: number }} Percentiles
  * @typedef {object} Row
