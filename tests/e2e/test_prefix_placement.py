@@ -1,6 +1,7 @@
 """Requests go where pages of their prompts are, and find their own again after a move. Three real workers on CPUs."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
@@ -35,6 +36,9 @@ class Gpus:
     def working(self) -> list[str]:
         return [uuid for uuid, size in self.now("working_set").items() if size]
 
+    def work_only_on(self, uuid: str) -> bool:
+        return self.working() == [uuid]
+
 
 async def complete(http: httpx.AsyncClient) -> int:
     """A short answer to the prompt; returns how many tokens of it were cached."""
@@ -66,7 +70,7 @@ async def test_a_request_that_moves_back_finds_its_own_pages(run_demo: Start, un
         gpus.drain(middle, highest, drain=False)
         for leaves, gets in ((lowest, highest), (highest, lowest)):
             gpus.drain(leaves)
-            await until(lambda uuid=gets: gpus.working() == [uuid])
+            await until(partial(gpus.work_only_on, gets))
             gpus.drain(leaves, drain=False)
         await running
         hits = gpus.now("prefix_cache_hits")
