@@ -29,31 +29,44 @@ def download_adapter(
 ) -> None:
     """Writes an adapter's two files, and their checksums, into ``folder``. Blocks; ends soon after ``stop`` is set.
 
-    Large weights come over several connections, as many as ``slots`` allow, unless the store has no ranges.
+    Both files come at once: a store takes tens of milliseconds to answer. Large weights come over several connections,
+    as many as ``slots`` allow, unless the store has no ranges.
 
     Raises StoreUnavailable; AdapterRejected when the store no longer has the adapter, or has other bytes for its
     digest.
     """
     with store_errors("fetching an adapter from the store", failures):
         filesystem, root = filesystems.open(ref.uri)
-        written = []
-        for name, limit_bytes in ((CONFIG_NAME, MAX_CONFIG_BYTES), (WEIGHTS_NAME, ref.num_bytes)):
-            path = f"{root}/{name}"
-            try:
-                source = filesystem.open(path, "rb", cache_type="none")
-            except FileNotFoundError as error:
-                if is_unreachable(error):
-                    raise
-                message = f"adapter {ref.digest} is no longer in the store; register it again"
-                raise AdapterRejected(message, param="uri") from error
+        written: dict[str, tuple[bytes, bytes]] = {}
+
+        def fetch(name: str, limit_bytes: int) -> None:
+            source = _open(filesystem, f"{root}/{name}", ref)
             with source, open_private(folder / name, "wb") as target:
-                chunks = _chunks(filesystem, path, source, limit_bytes, slots, stop)
-                written.append(_write(chunks, target))
-        hashes, sums = zip(*written, strict=True)
+                chunks = _chunks(filesystem, f"{root}/{name}", source, limit_bytes, slots, stop)
+                written[name] = _write(chunks, target)
+
+        def fetch_config(name: str) -> None:
+            fetch(name, MAX_CONFIG_BYTES)
+
+        with side_thread(fetch_config) as aside:
+            aside.give(CONFIG_NAME)
+            fetch(WEIGHTS_NAME, ref.num_bytes)
+        hashes, sums = zip(written[CONFIG_NAME], written[WEIGHTS_NAME], strict=True)
         write_checksums(folder, adapter_checksums(ref.digest, *sums))
     if hashlib.sha256(b"".join(hashes)).hexdigest() != ref.digest:
         message = f"adapter {ref.digest}: the store's bytes differ from those registered; register it again"
         raise AdapterRejected(message, param="digest")
+
+
+def _open(filesystem: AbstractFileSystem, path: str, ref: AdapterRef) -> BinaryIO:
+    try:
+        source: BinaryIO = filesystem.open(path, "rb", cache_type="none")
+    except FileNotFoundError as error:
+        if is_unreachable(error):
+            raise
+        message = f"adapter {ref.digest} is no longer in the store; register it again"
+        raise AdapterRejected(message, param="uri") from error
+    return source
 
 
 def _chunks(

@@ -18,7 +18,7 @@ from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.disk_cache import DiskCache
-from waits import DEADLINE_S
+from waits import DEADLINE_S, until
 
 MakeAdapter = Callable[[int], AdapterRef]
 
@@ -112,6 +112,18 @@ async def test_what_was_used_longest_ago_makes_room(
         await cache.fetch(refs[3])
         assert cache.digests == {refs[0].digest, refs[2].digest, refs[3].digest}
     assert changes[-1] == (frozenset({refs[3].digest}), frozenset({refs[1].digest}))
+
+
+async def test_both_files_come_at_once(tmp_path: Path, ref: AdapterRef, http_server: FileServer) -> None:
+    """A store takes tens of milliseconds to answer."""
+    http_server.may_answer.clear()
+    async with open_cache(tmp_path / "cache") as cache:
+        fetching = asyncio.create_task(cache.fetch(served(ref, http_server)))
+        try:
+            await until(lambda: len(http_server.num_gets) == 2, "both files are asked for")
+        finally:
+            http_server.may_answer.set()
+        await fetching
 
 
 async def test_a_cache_with_room_is_not_looked_through_for_each_download(
