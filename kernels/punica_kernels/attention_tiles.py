@@ -11,56 +11,23 @@ it are in no tile, so nothing of them is read.
 
 Decodes whose page tables begin alike may read those pages once (cascade attention; Hydragen, Juravsky et al., 2024):
 such requests form one block, whose shared tiles hold the rows of all of them and the prefix, and whose other tiles hold
-one row and the rest of its context each. See `punica_kernels.attention_walks`.
+one row and the rest of its context each. See `punica_kernels.sharing_walks`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_kernels.attention_walks import Requests, Walks, block_walks, row_blocks, sharing_walks
+from punica_kernels.attention_walks import Requests, block_walks, divide, write_splits
 from punica_kernels.integers import next_power_of_two
-from punica_kernels.members import Indices, enumerate_members
+from punica_kernels.members import Indices
 from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups
-
-
-class TileField:
-    """The words of a work tile, for the host that writes them and the kernel that reads them. Unused tiles are -1."""
-
-    #: The first query row, and their number.
-    FIRST_ROW = 0
-    NUM_ROWS = 1
-    #: The first page of the split, as an index into the step's pages.
-    FIRST_PAGE = 2
-    #: Tokens of the split, and the last of them that the first row sees: negative if it sees none.
-    NUM_TOKENS = 3
-    LAST_VISIBLE = 4
-    #: The split's index in the workspace (-1 if the context is whole), that of the block's first one, and their number.
-    SPLIT = 5
-    FIRST_SPLIT = 6
-    #: In a table with shared prefixes: the tiles of the block.
-    NUM_SPLITS = 7
-    #: In a table with shared prefixes alone, where rows are places in its list of rows: the block's first row, and the
-    #: number of the block's rows.
-    BLOCK_FIRST_ROW = 8
-    BLOCK_NUM_ROWS = 9
-
-
-class RowField:
-    """The words of a place in the list of rows, behind the tiles of a table with shared prefixes."""
-
-    #: The query row, and the splits of its context, those of its prefix first.
-    ROW = 0
-    NUM_SPLITS = 1
-
-
-#: Words of a tile, of one in a table with shared prefixes, and of a place in that table's list of rows.
-TILE_WORDS, SHARING_TILE_WORDS, ROW_WORDS = 8, 10, 2
+from punica_kernels.sharing_walks import RowBlocks
+from punica_kernels.tile_fields import ROW_WORDS, SHARING_TILE_WORDS, TILE_WORDS, RowField, TileField
 
 #: Rows of a program (BLOCK_M), a query row of one head each: the smallest tensor-core tile, and a prefill's.
 _MIN_BLOCK_M, _PREFILL_BLOCK_M = 16, 64
@@ -208,92 +175,28 @@ class AttentionShape:
         words.fill(-1)
         requests = Requests(tokens, starts, num_rows, first_pages)
         if self.shares_prefixes:
-            tiles = self._fill_sharing(words, requests, groups, page_size)
+            rows = RowBlocks.of(requests, groups, self.block_queries, self.window)
+            walks = rows.walks(requests, page_size, self.window)
+            num_splits, split_pages = self._splits(walks[:, TileField.NUM_TOKENS], page_size)
+            places = words[self.max_tiles * self.tile_words :].reshape(-1, ROW_WORDS)[: len(rows.requests)]
+            places[:, RowField.ROW] = starts[rows.requests]
+            places[:, RowField.NUM_SPLITS] = rows.write_splits(walks, num_splits)
         else:
             walks = block_walks(requests, self.block_queries, page_size, self.window)
-            splits = self._splits(walks, page_size)
-            counts = splits.counts
-            tiles = _tiles(walks, splits, _Merges(_places(counts), np.zeros_like(counts), counts), page_size)
-        tiles = tiles[np.argsort(-tiles[:, TileField.NUM_TOKENS], kind="stable")]
+            num_splits, split_pages = self._splits(walks[:, TileField.NUM_TOKENS], page_size)
+            write_splits(walks, num_splits)
+        tiles = divide(walks, num_splits, split_pages, page_size)
         words[: tiles.size] = tiles.ravel()
 
-    def _fill_sharing(self, words: Words, requests: Requests, groups: PrefixGroups, page_size: int) -> Indices:
-        """Writes the list of rows, and returns the tiles.
-
-        The rows of a block have places of their own in each of its splits. So the first splits of all of them are those
-        of the prefix, and the next ones each row's own: the n-th own splits of several rows share one place.
-        """
-        blocks = row_blocks(requests, groups, self.block_queries, self.window)
-        walks, num_shared = sharing_walks(requests, blocks, page_size, self.window), len(blocks.prefix_pages)
-        splits = self._splits(walks, page_size)
-        of_prefixes, own = splits.counts[:num_shared], splits.counts[num_shared:]
-        block = blocks.block_of_row
-        before = np.concatenate([of_prefixes, np.zeros(len(blocks.num_rows) - num_shared, np.int64)])
-        first_rows = np.cumsum(blocks.num_rows) - blocks.num_rows
-        most, num_tiles = before.copy(), before.copy()
-        if len(block):
-            most += np.maximum.reduceat(own, first_rows)
-            num_tiles += np.add.reduceat(own, first_rows)
-        places = words[self.max_tiles * self.tile_words :].reshape(-1, ROW_WORDS)[: len(block)]
-        places[:, RowField.ROW] = requests.query_starts[blocks.requests]
-        places[:, RowField.NUM_SPLITS] = before[block] + own
-        block = np.concatenate([np.arange(num_shared), block])
-        before = np.concatenate([np.zeros(num_shared, np.int64), before[block[num_shared:]]])
-        merges = _Merges(_places(most)[block], before, num_tiles[block])
-        of_walk = np.stack([first_rows, blocks.num_rows], axis=1)[block]
-        return np.hstack([_tiles(walks, splits, merges, page_size), np.repeat(of_walk, splits.counts, axis=0)])
-
-    def _splits(self, walks: Walks, page_size: int) -> "_Splits":
-        num_pages = -(-walks.num_tokens // page_size)
-        split_tokens = max(-(-int(walks.num_tokens.sum()) // self.num_programs), self.min_split_tokens)
+    def _splits(self, num_tokens: Indices, page_size: int) -> tuple[Indices, Indices]:
+        """The splits of walks over so many tokens, and the pages of a split but for a walk's last one."""
+        num_pages = -(-num_tokens // page_size)
+        split_tokens = max(-(-int(num_tokens.sum()) // self.num_programs), self.min_split_tokens)
         share_pages = -(-split_tokens // page_size)
         # A prompt's block that is a little longer than a share stays whole: its parts would wait for places.
         spare_pages = share_pages - 1 if self.max_query_rows == 1 else share_pages // 4
         split_pages = -(-num_pages // np.maximum((num_pages + spare_pages) // share_pages, 1))
-        return _Splits(-(-num_pages // split_pages), split_pages)
-
-
-class _Splits(NamedTuple):
-    """How walks are divided: [walks] each."""
-
-    counts: Indices
-    #: Pages of a split, but for the last one.
-    pages: Indices
-
-
-class _Merges(NamedTuple):
-    """Where the results of walks go: [walks] each."""
-
-    #: The first place of the block's splits in the workspace; -1: it has but one split, and needs no place.
-    first_split: Indices
-    #: Splits of the block's rows before the walk.
-    num_before: Indices
-    #: Tiles of the block.
-    num_tiles: Indices
-
-
-def _places(num_splits: Indices) -> Indices:
-    """[blocks] The first place of each block's splits in the workspace; -1 where it has but one."""
-    num_places = np.where(num_splits > 1, num_splits, 0)
-    return np.where(num_splits > 1, np.cumsum(num_places) - num_places, -1)
-
-
-def _tiles(walks: Walks, splits: _Splits, merges: _Merges, page_size: int) -> Indices:
-    """[tiles, TILE_WORDS]"""
-    walk, nth = enumerate_members(splits.counts)
-    first_page = nth * splits.pages[walk]
-    first_token = first_page * page_size
-    first_split = merges.first_split[walk]
-    tiles = np.empty((len(walk), TILE_WORDS), np.int64)
-    tiles[:, TileField.FIRST_ROW] = walks.first_row[walk]
-    tiles[:, TileField.NUM_ROWS] = walks.num_rows[walk]
-    tiles[:, TileField.FIRST_PAGE] = walks.first_page[walk] + first_page
-    tiles[:, TileField.NUM_TOKENS] = np.minimum(walks.num_tokens[walk] - first_token, splits.pages[walk] * page_size)
-    tiles[:, TileField.LAST_VISIBLE] = walks.last_visible[walk] - first_token
-    tiles[:, TileField.SPLIT] = np.where(first_split < 0, -1, first_split + merges.num_before[walk] + nth)
-    tiles[:, TileField.FIRST_SPLIT] = first_split
-    tiles[:, TileField.NUM_SPLITS] = merges.num_tiles[walk]
-    return tiles
+        return -(-num_pages // split_pages), split_pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,16 @@
-"""Which blocks of query rows walk over which parts of their contexts, before walks are divided into splits.
+"""Which blocks of query rows walk over which parts of their contexts, and how walks are divided into tiles.
 
-Usually a block is some rows of one request, with one walk over what they see. Where requests share a prefix, a block is
-one row each of several requests: one walk takes all its rows over the prefix, and then each row walks alone over the
-rest of its context. What the walks of a block found is merged, for each row the prefix first.
+A walk is a tile that is not divided yet: a row of a table with the columns of `TileField`. Usually a block is some rows
+of one request, with one walk over what they see. `punica_kernels.sharing_walks` has those of requests that share
+prefixes.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from punica_kernels.members import Indices, enumerate_members
-from punica_kernels.shared_prefixes import PrefixGroups
+from punica_kernels.tile_fields import TILE_WORDS, TileField
 
 
 class Requests(NamedTuple):
@@ -25,94 +24,55 @@ class Requests(NamedTuple):
     first_pages: Indices
 
 
-@dataclass(frozen=True, slots=True)
-class Walks:
-    """[walks] each: rows, and tokens that begin with a page."""
-
-    #: The first query row, or its place in the step's list of rows, and the number of rows.
-    first_row: Indices
-    num_rows: Indices
-    first_page: Indices
-    num_tokens: Indices
-    #: The last token that the first row sees.
-    last_visible: Indices
-
-
-@dataclass(frozen=True, slots=True)
-class RowBlocks:
-    """A list of requests with one row each, block by block: those that share a prefix, then blocks of one row."""
-
-    #: [rows]
-    requests: Indices
-    #: [blocks that share] Rows of each, at least two, and pages of their prefix.
-    num_sharing: Indices
-    prefix_pages: Indices
-
-    @property
-    def num_rows(self) -> Indices:
-        """[blocks]"""
-        num_alone = len(self.requests) - int(self.num_sharing.sum())
-        return np.concatenate([self.num_sharing, np.ones(num_alone, np.int64)])
-
-    @property
-    def block_of_row(self) -> Indices:
-        """[rows]"""
-        num_rows = self.num_rows
-        return np.repeat(np.arange(len(num_rows)), num_rows)
-
-
-def block_walks(requests: Requests, block_queries: int, page_size: int, window: int | None) -> Walks:
-    """One walk for each block of at most ``block_queries`` rows of a request."""
+def block_walks(requests: Requests, block_queries: int, page_size: int, window: int | None) -> Indices:
+    """[walks, TILE_WORDS], without splits: one walk for each block of at most ``block_queries`` rows of a request."""
     request, nth = enumerate_members(-(-requests.num_rows // block_queries))
     first_row = nth * block_queries
     num_rows = np.minimum(requests.num_rows[request] - first_row, block_queries)
     last_visible = requests.tokens[request] - requests.num_rows[request] + first_row
-    skipped_pages = _skipped_pages(last_visible, page_size, window)
-    last_visible -= skipped_pages * page_size
-    first_page = requests.first_pages[request] + skipped_pages
-    return Walks(
-        requests.query_starts[request] + first_row, num_rows, first_page, last_visible + num_rows, last_visible
-    )
+    skipped = skipped_pages(last_visible, page_size, window)
+    last_visible -= skipped * page_size
+    walks = np.empty((len(request), TILE_WORDS), np.int64)
+    walks[:, TileField.FIRST_ROW] = requests.query_starts[request] + first_row
+    walks[:, TileField.NUM_ROWS] = num_rows
+    walks[:, TileField.FIRST_PAGE] = requests.first_pages[request] + skipped
+    walks[:, TileField.NUM_TOKENS] = last_visible + num_rows
+    walks[:, TileField.LAST_VISIBLE] = last_visible
+    return walks
 
 
-def row_blocks(requests: Requests, groups: PrefixGroups, block_queries: int, window: int | None) -> RowBlocks:
-    """Divides each group into blocks of at most ``block_queries`` rows, as equal as can be; other rows stay alone.
-
-    So do those of a group in which a window hides something, since its rows do not all see the same of the prefix.
-    """
-    if window is not None:
-        groups = groups.within(window, requests.tokens)
-    num_blocks = -(-groups.sizes // block_queries)
-    group, nth = enumerate_members(num_blocks)
-    num_rows = groups.sizes[group] // num_blocks[group] + (nth < groups.sizes[group] % num_blocks[group])
-    is_shared = num_rows > 1
-    sharing = groups.requests[np.repeat(is_shared, num_rows)]
-    is_alone = requests.num_rows > 0
-    is_alone[sharing] = False
-    listed = np.concatenate([sharing, np.flatnonzero(is_alone)])
-    return RowBlocks(listed, num_rows[is_shared], groups.num_pages[group[is_shared]])
-
-
-def sharing_walks(requests: Requests, blocks: RowBlocks, page_size: int, window: int | None) -> Walks:
-    """A walk for each block's prefix, then one for each listed row. Rows are places in that list."""
-    num_rows, num_sharing = len(blocks.requests), blocks.num_sharing
-    last_visible = requests.tokens[blocks.requests] - 1
-    own_pages = _skipped_pages(last_visible, page_size, window)
-    own_pages[: num_sharing.sum()] = np.repeat(blocks.prefix_pages, num_sharing)
-    first_rows = np.cumsum(num_sharing) - num_sharing
-    first_pages = requests.first_pages[blocks.requests]
-    num_tokens = np.concatenate([blocks.prefix_pages * page_size, last_visible + 1 - own_pages * page_size])
-    return Walks(
-        np.concatenate([first_rows, np.arange(num_rows)]),
-        np.concatenate([num_sharing, np.ones(num_rows, np.int64)]),
-        np.concatenate([first_pages[first_rows], first_pages + own_pages]),
-        num_tokens,
-        num_tokens - 1,
-    )
-
-
-def _skipped_pages(last_visible: Indices, page_size: int, window: int | None) -> Indices:
+def skipped_pages(last_visible: Indices, page_size: int, window: int | None) -> Indices:
     """[walks] pages before the first token that the walk's first row sees."""
     if window is None:
         return np.zeros_like(last_visible)
     return np.maximum(last_visible - window + 1, 0) // page_size
+
+
+def write_splits(walks: Indices, num_splits: Indices) -> None:
+    """Gives each walk, a block's only one, its splits' places in the workspace."""
+    walks[:, TileField.SPLIT] = walks[:, TileField.FIRST_SPLIT] = first_splits(num_splits)
+    walks[:, TileField.NUM_SPLITS] = num_splits
+
+
+def first_splits(num_splits: Indices) -> Indices:
+    """[blocks] The first place of each block's splits in the workspace; -1 where it has but one, which needs none."""
+    is_split = num_splits > 1
+    num_places = np.where(is_split, num_splits, 0)
+    return np.where(is_split, np.cumsum(num_places) - num_places, -1)
+
+
+def divide(walks: Indices, num_splits: Indices, split_pages: Indices, page_size: int) -> Indices:
+    """[tiles, words] The splits of each walk, ``split_pages`` pages each but for the last one; the longest come first.
+
+    Changes no walk; `TileField.SPLIT` of each is that of its first split.
+    """
+    _, nth = enumerate_members(num_splits)
+    tiles, pages = np.repeat(walks, num_splits, axis=0), np.repeat(split_pages, num_splits)
+    first_page = nth * pages
+    first_token = first_page * page_size
+    tiles[:, TileField.FIRST_PAGE] += first_page
+    tiles[:, TileField.LAST_VISIBLE] -= first_token
+    tiles[:, TileField.SPLIT] += nth
+    num_tokens = np.minimum(tiles[:, TileField.NUM_TOKENS] - first_token, pages * page_size)
+    tiles[:, TileField.NUM_TOKENS] = num_tokens
+    return tiles[np.argsort(-num_tokens, kind="stable")]

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from punica_kernels.attention_tiles import ROW_WORDS, AttentionShape, AttentionWorkspace, RowField, TileField
+from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.checks import require_dense_rows, require_shape
+from punica_kernels.tile_fields import ROW_WORDS, RowField, TileField
 
 
 def paged_attention(

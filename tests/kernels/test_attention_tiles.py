@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from punica_kernels.attention_tiles import TILE_WORDS, AttentionShape, TileField
+from punica_kernels.attention_tiles import AttentionShape
 from punica_kernels.members import Indices
+from punica_kernels.tile_fields import TILE_WORDS, TileField
 
 PAGE_SIZE = 4
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from punica_kernels.attention_tiles import ROW_WORDS, AttentionShape, RowField, TileField
+from punica_kernels.attention_tiles import AttentionShape
 from punica_kernels.shared_prefixes import PrefixGroups
+from punica_kernels.tile_fields import ROW_WORDS, RowField, TileField
 
 PAGE_SIZE, MAX_REQUESTS = 4, 12
 Tile = list[int]

@@ -11,8 +11,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from punica_kernels.attention_tiles import TILE_WORDS
 from punica_kernels.gpu.hopper_attention import hopper_attention
+from punica_kernels.tile_fields import TILE_WORDS
 
 _TYPES = {
     **dict.fromkeys(("out", "q", "keys", "values"), "*bf16"),

@@ -2,7 +2,7 @@
 
 import triton.language as tl
 
-from punica_kernels.attention_tiles import ROW_WORDS, RowField, TileField
+from punica_kernels.tile_fields import ROW_WORDS, RowField, TileField
 
 #: Below every score. It is finite, so that a row that sees nothing of a split gets weights of zero and no NaN.
 MIN_SCORE = tl.constexpr(-3e38)

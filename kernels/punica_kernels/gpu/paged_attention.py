@@ -152,12 +152,11 @@ def _paged_attention(
     split = tl.load(tiles + SPLIT)
     first_split = tl.load(tiles + FIRST_SPLIT)
     num_splits = tl.load(tiles + NUM_SPLITS)
+    listed_row = first_row
+    block = (first_row, num_rows)
     if SHARES_PREFIXES:
-        block_first_row = tl.load(tiles + BLOCK_FIRST_ROW)
-        block_num_rows = tl.load(tiles + BLOCK_NUM_ROWS)
-        place_in_list = first_row + tl.arange(0, BLOCK_M) // BLOCK_GROUP
-        is_listed = place_in_list < first_row + num_rows
-        listed_row = tl.load(row_list + place_in_list * LIST_STRIDE + LISTED_ROW, mask=is_listed, other=0)
+        block = (tl.load(tiles + BLOCK_FIRST_ROW), tl.load(tiles + BLOCK_NUM_ROWS))
+        listed_row = _load_rows_of_list(row_list, first_row, num_rows, BLOCK_M, BLOCK_GROUP)
 
     keys += kv_head * key_head_stride
     values += kv_head * value_head_stride
@@ -185,42 +184,86 @@ def _paged_attention(
     strides = (key_page_stride, key_slot_stride, value_page_stride, value_slot_stride)
     scoring = (queries, last_visible, scale, log2_soft_cap)
     sizes: tl.constexpr = (HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, STAGES, WINDOW)
-    m_i, l_i, acc = _attend_to_all(cache, strides, scoring, first_row_last_visible, num_rows, sizes, BLOCK_M)
+    sums = _attend_to_all(cache, strides, scoring, first_row_last_visible, num_rows, sizes, BLOCK_M)
 
     if num_splits == 1:
-        result = (acc / l_i[:, None]).to(out.dtype.element_ty)
+        result = (sums[2] / sums[1][:, None]).to(out.dtype.element_ty)
         tl.store(out + row * out_row_stride + head * out_head_stride + offs_d, result, mask=q_mask)
     else:
-        place = (split * KV_HEADS + kv_head) * BLOCK_M + offs_m
-        if SHARES_PREFIXES:
-            place += (first_row - block_first_row) * BLOCK_GROUP
-        tl.store(split_acc + place[:, None] * HEAD_DIM + offs_d, acc, mask=q_mask)
-        tl.store(split_m + place, m_i, mask=is_row)
-        tl.store(split_l + place, l_i, mask=is_row)
-        # All threads must have written before the count says so.
-        tl.debug_barrier()
-        count = counts + first_split * KV_HEADS + kv_head
-        if tl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
-            tl.store(count, 0)
-            rows = out if SHARES_PREFIXES else out + first_row.to(tl.int64) * out_row_stride
-            _merge_splits(
-                rows + kv_head * GROUP * out_head_stride,
-                row_list + block_first_row * LIST_STRIDE if SHARES_PREFIXES else row_list,
-                (split_acc, split_m, split_l),
-                (first_split * KV_HEADS + kv_head) * BLOCK_M,
-                num_splits,
-                block_num_rows if SHARES_PREFIXES else num_rows,
-                out_row_stride,
-                out_head_stride,
-                KV_HEADS * BLOCK_M,
-                HEAD_DIM,
-                GROUP,
-                BLOCK_GROUP,
-                LIVE_M,
-                BLOCK_D,
-                MERGED_SPLITS,
-                SHARES_PREFIXES,
-            )
+        splits = (split_acc, split_m, split_l, counts)
+        block_sizes: tl.constexpr = (BLOCK_M, HEAD_DIM, GROUP, BLOCK_GROUP, LIVE_M, BLOCK_D, MERGED_SPLITS)
+        _store_split(
+            out,
+            row_list,
+            splits,
+            sums,
+            (kv_head, first_row, split, first_split, num_splits),
+            block,
+            (is_row, q_mask),
+            (out_row_stride, out_head_stride),
+            KV_HEADS,
+            block_sizes,
+            SHARES_PREFIXES,
+        )
+
+
+@triton.jit
+def _load_rows_of_list(row_list, first_row, num_rows, BLOCK_M: tl.constexpr, BLOCK_GROUP: tl.constexpr):
+    """The query row of each of the BLOCK_M rows, from its place in the table's list."""
+    place = first_row + tl.arange(0, BLOCK_M) // BLOCK_GROUP
+    return tl.load(row_list + place * LIST_STRIDE + LISTED_ROW, mask=place < first_row + num_rows, other=0)
+
+
+@triton.jit
+def _store_split(
+    out,
+    row_list,
+    splits,
+    sums,
+    tile,
+    block,
+    masks,
+    out_strides,
+    KV_HEADS: tl.constexpr,
+    sizes: tl.constexpr,
+    SHARES_PREFIXES: tl.constexpr,
+):
+    """Leaves the sums in the workspace, and merges the block's if all of them are there."""
+    split_acc, split_m, split_l, counts = splits
+    m_i, l_i, acc = sums
+    kv_head, first_row, split, first_split, num_splits = tile
+    block_first_row, block_num_rows = block
+    is_row, q_mask = masks
+    BLOCK_M: tl.constexpr = sizes[0]
+    HEAD_DIM: tl.constexpr = sizes[1]
+    GROUP: tl.constexpr = sizes[2]
+    BLOCK_GROUP: tl.constexpr = sizes[3]
+    BLOCK_D: tl.constexpr = sizes[5]
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    place = (split * KV_HEADS + kv_head) * BLOCK_M + tl.arange(0, BLOCK_M)
+    if SHARES_PREFIXES:
+        place += (first_row - block_first_row) * BLOCK_GROUP
+    tl.store(split_acc + place[:, None] * HEAD_DIM + offs_d, acc, mask=q_mask)
+    tl.store(split_m + place, m_i, mask=is_row)
+    tl.store(split_l + place, l_i, mask=is_row)
+    # All threads must have written before the count says so.
+    tl.debug_barrier()
+    count = counts + first_split * KV_HEADS + kv_head
+    if tl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
+        tl.store(count, 0)
+        rows = out if SHARES_PREFIXES else out + first_row.to(tl.int64) * out_strides[0]
+        _merge_splits(
+            rows + kv_head * GROUP * out_strides[1],
+            row_list + block_first_row * LIST_STRIDE if SHARES_PREFIXES else row_list,
+            (split_acc, split_m, split_l),
+            (first_split * KV_HEADS + kv_head) * BLOCK_M,
+            num_splits,
+            block_num_rows,
+            out_strides,
+            KV_HEADS * BLOCK_M,
+            sizes,
+            SHARES_PREFIXES,
+        )
 
 
 @triton.jit
@@ -320,21 +363,21 @@ def _merge_splits(
     first_place,
     num_splits,
     num_rows,
-    out_row_stride,
-    out_head_stride,
+    out_strides,
     SPLIT_STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
-    LIVE_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MERGED_SPLITS: tl.constexpr,
+    sizes: tl.constexpr,
     SHARES_PREFIXES: tl.constexpr,
 ):
     """The rows of `out` from their splits, MERGED_SPLITS at a time. Listed rows may lie anywhere, and each has its own
     number of splits.
     """
     split_acc, split_m, split_l = splits
+    HEAD_DIM: tl.constexpr = sizes[1]
+    GROUP: tl.constexpr = sizes[2]
+    BLOCK_GROUP: tl.constexpr = sizes[3]
+    LIVE_M: tl.constexpr = sizes[4]
+    BLOCK_D: tl.constexpr = sizes[5]
+    MERGED_SPLITS: tl.constexpr = sizes[6]
     offs_m = tl.arange(0, LIVE_M)
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     query = offs_m // BLOCK_GROUP
@@ -369,5 +412,5 @@ def _merge_splits(
             acc = acc * alpha[:, None] + acc_split * beta[:, None]
             m_i = m_new
     result = (acc / l_i[:, None]).to(out.dtype.element_ty)
-    rows = out + row * out_row_stride + member * out_head_stride
+    rows = out + row * out_strides[0] + member * out_strides[1]
     tl.store(rows[:, None] + offs_d, result, mask=mask)

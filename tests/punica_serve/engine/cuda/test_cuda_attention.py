@@ -8,7 +8,7 @@ import torch
 
 from attention_desk import LAYERS, AttentionDesk, StagedAttention, attention_model
 from device_waits import waits_are_errors
-from punica_kernels.attention_tiles import TileField
+from punica_kernels.tile_fields import TileField
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan

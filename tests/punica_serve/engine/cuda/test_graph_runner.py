@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from punica_kernels.attention_tiles import TileField
 from punica_kernels.lora_table import LoraTable
+from punica_kernels.tile_fields import TileField
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine import device_runner
 from punica_serve.engine.adapters.layer_arrival import CpuArrival
