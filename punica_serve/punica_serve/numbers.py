@@ -11,6 +11,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def is_count(text: str, max_digits: int = 19) -> bool:
+    """Whether a text is a whole number in ASCII digits, by default no more than 64 bits hold (``int`` has a limit)."""
+    return text.isascii() and text.isdecimal() and len(text) <= max_digits
+
+
 def limit(value: object) -> str:
     """A limit as text: all digits of a whole number, and no trailing zeros."""
     return f"{value:g}" if isinstance(value, float) else f"{value}"

@@ -1,6 +1,6 @@
 import pytest
 
-from punica_serve.numbers import counted, limit, natural_order
+from punica_serve.numbers import counted, is_count, limit, natural_order
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 GPUs"), (1, "1 GPU"), (2, "2 GPUs")])
@@ -27,3 +27,11 @@ def test_a_limit_is_said_to_the_last_digit(value: float, said: str) -> None:
 def test_numbers_in_names_are_ordered_by_their_value() -> None:
     names = ["host-2/0", "host-1/10", "host-1/2", "host", "9", "a"]
     assert sorted(names, key=natural_order) == ["9", "a", "host", "host-1/2", "host-1/10", "host-2/0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", True), ("9" * 19, True), ("9" * 20, False), ("", False), ("-1", False), ("1.5", False), ("\u0663", False)],
+)
+def test_counts_are_whole_and_short(text: str, expected: bool) -> None:
+    assert is_count(text) is expected

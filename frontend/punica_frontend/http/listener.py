@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
+from punica_serve.links.addresses import NO_ADDRESS
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +36,11 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
         _guard(listener)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         if listener:
             listener.close()
-        message = f"can't listen on {host}:{port}: {reason_of(error)}; choose another with `--host` or `--port`"
+        reason = NO_ADDRESS if isinstance(error, UnicodeError) else reason_of(error)
+        message = f"can't listen on {host}:{port}: {reason}; choose another with `--host` or `--port`"
         raise ConfigError(message, param="port") from error
     with listener:
         yield listener

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from punica_serve.errors import ConfigError, PunicaError
+from punica_serve.numbers import is_count
 
 if TYPE_CHECKING:
     from punica_serve.base_model.memory_budget import MemoryPlan
@@ -22,7 +23,7 @@ _USUAL_REQUEST = 2048
 
 def gpu_bytes(name: str) -> int:
     """The memory of a GPU, by name or as a number of bytes. Raises ConfigError, with the names."""
-    if name.isdecimal() and int(name):
+    if is_count(name) and int(name):
         return int(name)
     if name not in GPUS:
         raise ConfigError(f"`--gpu` {name!r} is not known; give {', '.join(GPUS)}, or a number of bytes", param="gpu")

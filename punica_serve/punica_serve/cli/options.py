@@ -52,6 +52,13 @@ def check_text(text: str | None) -> str | None:
     return text
 
 
+def check_texts(texts: list[str] | None) -> list[str] | None:
+    """``check_text`` of each."""
+    for text in texts or ():
+        check_text(text)
+    return texts
+
+
 KeyOption = Annotated[
     str | None,
     typer.Option(envvar="PUNICA_API_KEY", callback=check_key, help="Your API key, if the cluster requires keys."),

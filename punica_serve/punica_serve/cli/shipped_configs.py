@@ -18,9 +18,8 @@ def find_config(given: Path) -> Path:
     if found := shipped.get(given.as_posix()):
         return found
     names = ", ".join(shipped)
-    message = (
-        f"config file {given.absolute()} does not exist, and is not the name of a shipped config; there are {names}"
-    )
+    what = "is a folder" if os.path.isdir(given) else "is no file" if os.path.exists(given) else "does not exist"
+    message = f"config file {given.absolute()} {what}, and is not the name of a shipped config; there are {names}"
     raise ConfigError(f"{message}; give a file or one of these names", param="config")
 
 

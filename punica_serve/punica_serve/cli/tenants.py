@@ -8,6 +8,7 @@ import typer
 from punica_serve.cli.on_registry import BY, on_registry
 from punica_serve.cli.options import DEFAULT_CONFIG, ConfigOption, Force
 from punica_serve.cli.text_tables import print_list
+from punica_serve.numbers import is_count
 
 if TYPE_CHECKING:
     from punica_serve.registry.records import Tenant
@@ -100,8 +101,8 @@ def _limit(option: str, text: str) -> int | None:
     """A limit, or None for no limit. Raises typer.BadParameter."""
     if text == _NO_LIMIT:
         return None
-    if not text.isdecimal():
-        raise typer.BadParameter(f"{_flag(option)} is {text!r}; give a number, or {_NO_LIMIT!r} for no limit")
+    if not is_count(text):
+        raise typer.BadParameter(f"{_flag(option)} is {text[:30]!r}; give a number, or {_NO_LIMIT!r} for no limit")
     return int(text)
 
 

@@ -70,4 +70,4 @@ def _mistake(error: Exception) -> str:
         return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
     if isinstance(error, yaml.reader.ReaderError):
         return f"character {error.position + 1}: {error.reason}"
-    return str(error)
+    return "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -11,6 +11,8 @@ from punica_serve.errors.reasons import reason_of
 #: Addresses that mean all of this machine's: a server can listen there, but clients can't connect to them.
 _WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
+#: The reason why no address has such a name.
+NO_ADDRESS = "it is not a host's name or address"
 
 _HIGHEST_PORT = 65_535
 _POLL_INTERVAL_S = 0.05
@@ -34,6 +36,10 @@ def _listening(host: str, port: int, option: str) -> socket.socket:
     change = f"change `{option}`"
     if port > _HIGHEST_PORT:
         raise _refusal(host, port, f"the highest port is {_HIGHEST_PORT}; {change}", option)
+    try:
+        host.encode("idna")  # the socket module's own failure would leave a socket open
+    except UnicodeError as error:
+        raise _refusal(host, port, f"{NO_ADDRESS}; {change.replace('port', 'host')}", option) from error
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:

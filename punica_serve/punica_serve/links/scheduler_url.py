@@ -3,10 +3,13 @@
 from pathlib import Path
 
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.errors.plain_files import open_plain
 from punica_serve.errors.reasons import reason_of
 
 #: Precedes a file's name in place of a URL.
 FROM_FILE = "@"
+#: More than a URL takes.
+_MAX_BYTES = 1 << 16
 
 
 def current_url(given: str) -> str:
@@ -19,7 +22,8 @@ def current_url(given: str) -> str:
         return given
     path = Path(given.removeprefix(FROM_FILE))
     try:
-        url = path.read_text(encoding="utf-8").strip()
+        with open_plain(path) as file:
+            url = file.read(_MAX_BYTES).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterUnavailable(f"the scheduler's URL can't be read from {path}: {reason_of(error)}") from error
     if not url:

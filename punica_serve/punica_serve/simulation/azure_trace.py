@@ -6,16 +6,21 @@ one for each minute of the day, named 1 to 1440.
 
 import csv
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from punica_serve.errors import ConfigError
+from punica_serve.errors.plain_files import open_plain
 from punica_serve.errors.reasons import reason_of
+from punica_serve.numbers import is_count
 
 _NAMES = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 _NUM_MINUTES = 1440
+#: Sums over all functions fit 64 bits.
+_MAX_DIGITS = 15
 _HEADING = [*_NAMES, *map(str, range(1, _NUM_MINUTES + 1))]
 
 #: The share of requests that each adapter gets, for one minute after the other.
@@ -29,7 +34,7 @@ def read_trace(file: Path, seconds: float) -> npt.NDArray[np.int64]:
     """
     num_minutes = min(max(1, -int(-seconds // 60)), _NUM_MINUTES)
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with TextIOWrapper(open_plain(file), encoding="utf-8", newline="") as lines:
             reader = csv.reader(lines, strict=True)
             if next(reader, None) != _HEADING:
                 raise _rejected(file, f"its first line must be {','.join(_NAMES)},1,2,...,{_NUM_MINUTES}")
@@ -56,7 +61,7 @@ def _counts(file: Path, line: int, row: Sequence[str], num_minutes: int) -> list
         raise _rejected(file, f"line {line} has {len(row)} columns instead of {len(_HEADING)}")
     texts = row[len(_NAMES) : len(_NAMES) + num_minutes]
     for minute, text in enumerate(texts, 1):
-        if not (text.isascii() and text.isdigit() and len(text) < 16):
+        if not is_count(text, _MAX_DIGITS):
             raise _rejected(file, f"line {line}, minute {minute}: {text!r:.50} is not a number of invocations")
     return [int(text) for text in texts]
 

@@ -16,7 +16,7 @@ from punica_frontend.http.listener import (
 from punica_serve.errors import ConfigError
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a..b", "\udcff"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=f"can't listen on {host}:8000"), bind(host, 8000):
         pass

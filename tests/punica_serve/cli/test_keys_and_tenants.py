@@ -109,6 +109,7 @@ def test_a_tenants_promises_are_set_one_by_one(cli: Cli, config: Path) -> None:
             "there is no tenant 'acme'; list them with `punica-serve tenants list`",
         ),
         (("tenants", "set", "acme", "--max-adapters", "many"), 2, "--max-adapters is 'many'; give a number"),
+        (("tenants", "set", "acme", "--max-adapters", "9" * 5000), 2, "--max-adapters is"),
         (("keys", "create", "--role", "boss"), 2, "'boss' is not one of"),
     ],
 )

@@ -96,6 +96,8 @@ def test_a_config_says_what_fits_with_its_own_settings(cli: Cli) -> None:
     ("arguments", "message"),
     [
         (["llama-3.1-8b", "--gpu", "h20"], "`--gpu` 'h20' is not known"),
+        (["llama-3.1-8b", "--gpu", "9" * 5000], "is not known; give h200"),
+        (["llama-3.1-8b", "--gpu", "\u0663"], "`--gpu` '\u0663' is not known"),
         (["demo", "--gpu", "h20"], "`--gpu` 'h20' is not known; give h200, h100, a100-80, or a number of bytes"),
         ([], "give a config or a model folder"),
         (["demo", "--model", "x"], "give a config or a model folder"),

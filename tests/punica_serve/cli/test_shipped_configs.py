@@ -31,3 +31,10 @@ def test_what_is_neither_is_told_where_it_was_looked_for_and_what_there_is(
     with pytest.raises(ConfigError, match=r"demo, gpu, .*sim/caraserve, sim/figure13") as raised:
         find_config(Path(given))
     assert str(tmp_path) in raised.value.message and raised.value.param == "config"
+
+
+def test_a_folder_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^config file {tmp_path} is a folder, and is not the name of a shipped"):
+        find_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"^config file /dev/null is no file, and"):
+        find_config(Path("/dev/null"))

@@ -69,7 +69,7 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
     ("text", "message"),
     [
         ("engine: 2024-99-99", "is not valid YAML: month must be in 1..12"),
-        ("engine: " + 2000 * "[", "is not valid YAML: maximum recursion depth"),
+        ("engine: " + 2000 * "[", "is not valid YAML: its values are nested too deeply"),
         ('engine: !!int ""', "is not valid YAML"),
         (
             "engine:\n  model: x\n bad: y",

@@ -35,6 +35,8 @@ def test_a_port_past_the_last_is_refused() -> None:
     ("host", "told"),
     [
         ("192.0.2.1", "can't listen on 192.0.2.1:0: Cannot assign requested address; change `--host`"),
+        ("\udcff", "can't listen on \udcff:0: it is not a host's name or address; change `--host`"),
+        ("a..b", "can't listen on a..b:0: it is not a host's name or address; change `--host`"),
         ("no.such.host.invalid", "can't listen on no.such.host.invalid:0: Name or service not known; change `--host`"),
     ],
 )

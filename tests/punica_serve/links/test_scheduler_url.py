@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ def test_a_file_is_read_each_time(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ClusterUnavailable, match=r"can't be read from .*/url: No such file"):
         current_url(f"@{tmp_path}/url")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ClusterUnavailable, match=r"/pipe: it is not a regular file$"):  # and no read blocks
+        current_url(f"@{tmp_path}/pipe")
     (tmp_path / "url").touch()
     with pytest.raises(ClusterUnavailable, match=r"is not in .*/url yet"):
         current_url(f"@{tmp_path}/url")

@@ -1,5 +1,6 @@
 """Files of the Azure Functions trace: one that is right, and many that are not."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,9 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
         read_trace(tmp_path / "none.csv", 60)
     with pytest.raises(ConfigError, match="Is a directory"):
         read_trace(tmp_path, 60)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ConfigError, match="it is not a regular file"):
+        read_trace(tmp_path / "pipe.csv", 60)
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="it is not text in UTF-8"):
         read_trace(tmp_path / "bytes.csv", 60)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import typer
 
 from punica_serve.cli.adapters.verify import verify
-from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption, check_text
+from punica_serve.cli.options import DEFAULT_URL, KeyOption, UrlOption, check_text, check_texts
 
 if TYPE_CHECKING:
     from punica_serve.cli.adapters.client import AdapterClient
@@ -114,7 +114,10 @@ def unpin(name: Name, url: UrlOption = DEFAULT_URL, key: KeyOption = None) -> No
 @app.command("prefetch")
 def prefetch(
     name: Name,
-    gpu: Annotated[list[str] | None, typer.Option(help="A GPU, by name or UUID; repeatable. All by default.")] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(callback=check_texts, help="A GPU, by name or UUID; repeatable. All by default."),
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     key: KeyOption = None,
 ) -> None:

@@ -6,12 +6,12 @@ from typing import Annotated, TypeVar, cast
 import typer
 
 from punica_serve.errors import ConfigError
-from punica_serve.numbers import counted
+from punica_serve.numbers import counted, is_count
 
 Name = TypeVar("Name", bound=str)
 
 _MAX_SLO_MS = 86_400_000
-#: More than any run has; Python refuses to read numbers of thousands.
+#: More than any run has.
 _MAX_DIGITS = 9
 
 _URL_HELP = (
@@ -88,7 +88,7 @@ def parse_names(text: str, known: tuple[Name, ...], option: str) -> tuple[Name, 
 def parse_counts(text: str, num_workloads: int) -> tuple[int, ...]:
     """Parses one count for all workloads, or one for each. Raises ConfigError."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS and int(word) for word in words):
+    if not all(is_count(word, _MAX_DIGITS) and int(word) for word in words):
         message = f"`--requests` is {text!r}; give a number of requests, or one for each workload"
         raise ConfigError(message, param="requests")
     if len(words) not in (1, num_workloads):

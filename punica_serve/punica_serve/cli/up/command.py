@@ -35,10 +35,15 @@ STOP_TIMEOUT_S = 4 * run.STOP_TIMEOUT_S
 RunnersOption = Annotated[
     int,
     typer.Option(
-        "--runners", min=1, help="Number of runners, each with all devices of the config; with GPUs, only one."
+        "--runners",
+        min=1,
+        max=1_024,
+        help="Number of runners, each with all devices of the config; with GPUs, only one.",
     ),
 ]
-FrontendsOption = Annotated[int, typer.Option("--frontends", min=1, help="Number of frontends, on consecutive ports.")]
+FrontendsOption = Annotated[
+    int, typer.Option("--frontends", min=1, max=1_024, help="Number of frontends, on consecutive ports.")
+]
 RayOption = Annotated[
     bool, typer.Option("--ray", help="Run on Ray's nodes, with a runner on each; uses RAY_ADDRESS, or starts Ray here.")
 ]

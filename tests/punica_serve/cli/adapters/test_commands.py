@@ -139,6 +139,8 @@ def test_only_the_gpus_that_were_given_are_named(cli: Cli, frontend: StubFronten
     cli("adapters", "prefetch", "roman", "--url", frontend.url)
     cli("adapters", "prefetch", "roman", "--gpu", "host/0", "--gpu", "GPU-2", "--url", frontend.url)
     assert [json.loads(body) for body in frontend.bodies] == [{}, {"gpus": ["host/0", "GPU-2"]}]
+    outcome = cli("adapters", "prefetch", "roman", "--gpu", "\udcff", "--url", frontend.url)
+    assert outcome.exit_code == 2 and "an argument is not valid UTF-8" in outcome.stderr
 
 
 def test_a_refusal_is_one_line(cli: Cli, frontend: StubFrontend) -> None:
