@@ -18,8 +18,8 @@ TENANT = "visitors"
 OPTIONS = ("--max-examples", "2")
 #: By these an administrator can take away its own key.
 LOCKING = ("/v1/keys/{key_id}", "/v1/tenants/{tenant}")
-#: What each is asked for: the administrators' routes in all phases, with everything that can be left out, at the edges
-#: and beyond them; those for everybody without that, which tests/frontend/test_schemathesis.py does.
+#: Options by key: the administrators' routes in all phases, with optional fields left out, at the edges and beyond
+#: them; the others in fewer phases, since tests/frontend/test_schemathesis.py does the rest.
 ROUTES = {
     "admin": ("--include-tag", "tenants", *(f"--exclude-path={path}" for path in LOCKING)),
     "user": ("--exclude-tag", "tenants", "--phases", "examples,fuzzing"),

@@ -1,4 +1,4 @@
-"""What clients see of a healthy cluster."""
+"""A healthy cluster, as clients see it."""
 
 import asyncio
 import json

@@ -44,7 +44,7 @@ def complaints(width: int, size: int) -> str:
 
 
 def _assembled(ptx: str) -> str:
-    """What the assembler says."""
+    """The assembler's report."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()

@@ -21,7 +21,7 @@ from punica_serve.process.private_files import FILE_MODE, make_private_folder
 
 #: The execution option of transactions that write.
 WRITES = "punica_writes"
-#: Of a connection's info: which file it has open, whatever is at the path now.
+#: Key of a connection's info: the file that it has open, whatever is at the path now.
 IDENTITY = "punica_file"
 #: Time between attempts where SQLite does not wait by itself.
 _RETRY_S = 0.01

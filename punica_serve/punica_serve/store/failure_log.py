@@ -11,7 +11,7 @@ from punica_serve.numbers import counted
 #: Between two lines about one failure. It is over when nothing failed for as long, and something worked then.
 _QUIET_S = 60.0
 
-#: What was done, and the error's type and number. The code has few of each.
+#: The attempt, and the error's type and number. The code has few of each.
 _Key = tuple[str, str, int | None]
 
 

@@ -106,9 +106,9 @@ class _LateStep(FinishedStep):
 
 
 class _LateRunner(CpuRunner):
-    """A CPU that is asked as a GPU is: steps are launched before the host has the tokens of the one before.
+    """A CPU with overlap scheduling, as on a GPU: steps are launched before the host has the tokens of the one before.
 
-    What the newest step has drawn is fed from the runner's own record, and so is noise where it was not finite.
+    The newest tokens come from the runner's own record, also noise where logits were not finite.
     """
 
     overlap_scheduling = True

@@ -34,7 +34,7 @@ from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.packed_folder import PackedCache
 
 _TIMEOUT_S = 60.0
-#: What a load may take beside its bytes' time at the rate of the disk, and of the store.
+#: Time allowed to a load beside its bytes' time at the rate of the disk, and of the store.
 _DISK_S, _STORE_S, _STORE_SHARE = 0.005, 0.05, 1.25
 
 Times = TypeVar("Times", PlaceTimes, PlaceTimes | None)

@@ -39,7 +39,7 @@ class StoreLink:
     port: int
 
     def uri(self, store: Store, path: str) -> str:
-        """Of a file or folder in the server's folder."""
+        """The URI of a file or folder in the server's folder."""
         return f"http://127.0.0.1:{self.port}/{path}" if store == "HTTP" else f"s3://{path}"
 
     def options(self, store: Store) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""What must hold of every process once nobody asks for anything."""
+"""Checks of every process once nobody asks for anything."""
 
 from typing import Any
 
 from punica_faults.cluster import FRONTENDS, NUM_GPUS, Cluster
 from waits import until
 
-#: What a bug of ours leaves in a log.
+#: Marks of a bug of ours in a log.
 BUGS = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
 
 
@@ -31,19 +31,19 @@ async def audit(cluster: Cluster) -> None:
     assert not bugs + deaths, (bugs + deaths, cluster.log_tails())
 
 
-#: What a frontend has of its clients' while they are there.
+#: Figures of a frontend that are 0 without clients.
 _HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "punica_websockets")
 
 
 def frontend_flaws(figures: dict[str, float] | None) -> list[str]:
-    """What a frontend without clients still holds."""
+    """The figures that are not 0 in a frontend without clients."""
     if figures is None:
         return ["does not answer"]
     return [f"{key} is {figures[key]:g}" for key in _HELD if figures[key]]
 
 
 def flaws(snapshot: dict[str, Any] | None) -> list[str]:
-    """What an idle cluster still holds, and who is missing."""
+    """The resources that an idle cluster still holds, and the missing processes."""
     if snapshot is None:
         return ["a frontend can't reach the scheduler"]
     found = []

@@ -1,4 +1,4 @@
-"""What can go wrong, by name. A fault is over when its coroutine is: killed processes come back by themselves."""
+"""Faults, by name. A fault is over when its coroutine is: killed processes come back by themselves."""
 
 import asyncio
 import os

@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_refused(tiny_model: ModelConfig, tmp_path: Path, 
 
 
 def test_what_grows_too_large_is_refused(tiny_model: ModelConfig, tmp_path: Path) -> None:
-    """By its scaling, or where the file has a wider format. What stays as it is stored was seen at registration."""
+    """Values grow by the scaling, or are stored in a wider format. Others were checked at registration."""
     for alpha, dtype in ((16, torch.float16), (8, torch.float16), (16, torch.float32)):
         write_random_adapter(tmp_path, tiny_model, rank=8, seed=0, lora_alpha=alpha, dtype="F16", scale=25_000.0)
         adapter = load_adapter(read_adapter(tmp_path, tiny_model), tiny_model)
