@@ -36,7 +36,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of one rank in a case. Only the summands differ between ranks."""
+    """Of one rank in a case. Only what is added differs between ranks."""
 
     x: Tensor
     delta: Tensor | None

@@ -1,4 +1,4 @@
-"""Times of loads, and the times that their place allowed at that moment."""
+"""What loads took, and what their place allowed at that moment."""
 
 import statistics
 import time
@@ -27,7 +27,7 @@ class PlaceTimes:
     processor_s: float
     allowed_s: float
     rate: float
-    #: Median of each load's time over its allowance, which follows other work on the machine from load to load.
+    #: Of each load's time over what was allowed to it: others may use the machine more or less from load to load.
     over: float
 
     @classmethod
