@@ -1,4 +1,4 @@
-"""Between the engine and the wire: commands become calls, steps become reports.
+"""Turns commands into calls of the engine, and steps into reports.
 
 The engine knows requests, and the scheduler knows assignments; this module maps one to the other.
 """
@@ -45,7 +45,7 @@ class StepLoop:
     def __init__(self, engine: Engine, gpu_uuid: str, gpu_name: str, sink: SpanSink | None = None) -> None:
         self._engine = engine
         self._gpu_uuid = gpu_uuid
-        #: For logs alone; traces have both.
+        #: Used in logs alone; traces have both.
         self._gpu_name = gpu_name
         self._spans = RequestSpans(sink, gpu_uuid, gpu_name) if sink else None
         self._epoch = 0

@@ -33,7 +33,7 @@ class Watchdog:
         self._newest = pong
 
     def verdict(self) -> str | None:
-        """Why the worker must be killed, or None. Call it before each ping."""
+        """Returns why the worker must be killed, or None. Call it before each ping."""
         if self._answers.observe(self._newest.number):
             return f"it has answered no ping for {self._silence_timeout_s:g} s"
         if self._turns.observe(self._newest.num_turns):

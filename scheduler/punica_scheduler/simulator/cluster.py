@@ -178,7 +178,7 @@ class SimulatedCluster:
         self._plan(self.now_s + self._interval_s, partial(self._watch, on_progress))
 
     def _arrive(self, number: int) -> None:
-        """A request leaves its client; the next is planned."""
+        """Sends a request, and plans the next."""
         self.recorder.arrived(self.now_s)
         event = events.RequestArrived(FRONTEND_ID, number, self._request(number))
         self._plan(self._arrived_s[number], partial(self._handle, event))
@@ -210,7 +210,7 @@ class SimulatedCluster:
             self._turn(gpu)
 
     def _turn(self, gpu: _Gpu) -> None:
-        """Between two steps: commands are applied, and what can run begins."""
+        """Applies commands between two steps, and begins the next step."""
         worker = gpu.worker
         if gpu.inbox:
             for report in worker.apply(gpu.inbox, self.now_s):

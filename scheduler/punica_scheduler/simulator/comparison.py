@@ -1,4 +1,4 @@
-"""Policies under the same arrivals: who is faster, and the distributions of what their requests met."""
+"""Compares policies under the same arrivals: which is faster, and the distributions of their requests' times."""
 
 import csv
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Pictures of policies under the same arrivals, and of what tighter promises cost them."""
+"""Draws policies under the same arrivals, and the cost of tighter promises."""
 
 from collections.abc import Mapping
 from pathlib import Path

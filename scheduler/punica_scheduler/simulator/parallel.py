@@ -58,7 +58,7 @@ def _reporting(on_progress: Callable[[_Key, float], None], key: _Key) -> Callabl
 
 
 def _watch(futures: list[Future[Result]], tell: Callable[[], None]) -> None:
-    """Tells of the progress until all are done or one has failed."""
+    """Reports the progress until all are done or one has failed."""
     pending = set(futures)
     while pending:
         done, pending = wait(pending, _POLL_S)

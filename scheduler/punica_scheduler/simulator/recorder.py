@@ -30,34 +30,34 @@ class Recorder:
         return sum(not request_s for request_s in self._request_s.values())
 
     def arrived(self, now_s: float) -> None:
-        """A request came."""
+        """Counts an arrival."""
         self._num_arrivals[int(now_s / self._interval_s)] += 1
 
     def began(self, gpu_uuid: str, now_s: float) -> None:
-        """The GPU is no longer idle, if it was."""
+        """Ends the GPU's idle stretch, if it was idle."""
         since_s = self._idle_since_s.pop(gpu_uuid, now_s)
         if now_s > since_s:
             self.idle_stretches_s.append(now_s - since_s)
 
     def idled(self, gpu_uuid: str, now_s: float) -> None:
-        """The GPU has nothing to run from now on."""
+        """Begins an idle stretch of the GPU."""
         self._idle_since_s.setdefault(gpu_uuid, now_s)
 
     def stepped(self, gpu_uuid: str, now_s: float, duration_s: float, batch_size: int) -> None:
-        """A step of so many requests ended."""
+        """Counts a step of so many requests, at its end."""
         self._request_s[gpu_uuid][int(now_s / self._interval_s)] += batch_size * duration_s
         self.busy_s[batch_size] += duration_s
 
     def delivered(self, now_s: float, num_tokens: int) -> None:
-        """A frontend was handed so many tokens."""
+        """Counts tokens delivered to a frontend."""
         self._num_tokens[int(now_s / self._interval_s)] += num_tokens
 
     def queued(self, now_s: float, length: int) -> None:
-        """So many requests wait."""
+        """Records the queue's length."""
         self._queue_length[int(now_s / self._interval_s)] = length
 
     def finish(self, now_s: float) -> None:
-        """The end: what is idle was so until now."""
+        """Ends all idle stretches with the simulation."""
         for uuid in tuple(self._idle_since_s):
             self.began(uuid, now_s)
 

@@ -1,4 +1,4 @@
-"""Whether every stream came out exactly once: no gap, no repeat, no foreign token, no early end.
+"""Audits that every stream is delivered exactly once: no gap, no repeat, no foreign token, no early end.
 
 Tokens are kept in columns as they come and checked a million at a time, since a simulated hour has tens of millions.
 """

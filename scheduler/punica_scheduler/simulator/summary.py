@@ -29,15 +29,15 @@ class Summary:
     num_unused_gpus: int
     #: Mean over steps, each weighted by its duration.
     mean_batch_size: float
-    #: In steps.
+    #: Share in steps.
     busy_share: float
-    #: In steps of full batches, of the time in steps.
+    #: Share of the time in steps that has full batches.
     full_share: float
-    #: Idle, beyond the first RELEASE_S of each stretch.
+    #: Share idle beyond the first RELEASE_S of each stretch.
     releasable_share: float
     #: Share of the idle time in stretches longer than RELEASE_S.
     long_idle_share: float
-    #: For each second in steps.
+    #: Tokens for each second in steps.
     tokens_per_busy_s: float
     evictions: int
     migrations: int
@@ -57,7 +57,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A claim of the paper, what was seen of it, and whether that bears it out."""
+    """A claim of the paper, the measured figure, and whether it bears the claim out."""
 
     claim: str
     seen: str

@@ -38,7 +38,7 @@ class ClusterEvents:
         self._num_marks = 0
 
     def add(self, kind: MarkKind, gpu_uuid: str | None, now_ns: int) -> None:
-        """One more of a kind, on this GPU if on any."""
+        """Adds an event of a kind, on this GPU if on any."""
         mark = self._newest.get(kind)
         if mark is not None and now_ns < mark.at_ns + _MERGE_NS:
             mark.count, mark.told = mark.count + 1, None

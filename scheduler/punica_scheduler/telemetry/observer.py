@@ -1,4 +1,4 @@
-"""Observes what the scheduler decides, and keeps the pictures of it that people look at.
+"""Observes the scheduler's events and actions, and keeps the statistics that people look at.
 
 The shell hands over each event with its actions. The core neither reads nor knows what is kept here.
 """
