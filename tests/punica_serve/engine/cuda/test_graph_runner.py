@@ -5,6 +5,7 @@ The answers of an engine must not depend on them.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from punica_serve.engine.cuda.cuda_attention import (
 )
 from punica_serve.engine.cuda.cuda_runner import logit_rows, table_shapes
 from punica_serve.engine.cuda.graph_runner import GraphRunner
-from punica_serve.engine.cuda.step_input_buffer import Int32s, StepInputBuffer
+from punica_serve.engine.cuda.step_input_buffer import Int32s, Section, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import PendingTokens, Sampler
@@ -51,6 +52,9 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 #: One prefill a step, or up to three.
 MAX_PREFILLS = [1, 3]
+
+
+_DECODE_TILES: tuple[Section, ...] = ("decode_tiles", "second_decode_tiles")
 
 
 class _TableLora:
@@ -106,8 +110,8 @@ class _PaddedRunner:
     overlap_scheduling = True
     newest_end: torch.cuda.Event | None = None
     buckets_run: set[tuple[BatchBucket, LoraKind]]
-    #: Rows of the fullest tile of decodes in any step.
-    most_rows: int
+    #: Rows of the fullest tile of decodes in any step, for each distinct window of the model's layers.
+    most_rows: dict[Section, int]
 
     def __init__(
         self,
@@ -125,23 +129,26 @@ class _PaddedRunner:
         self._loras: dict[tuple[BatchBucket, LoraKind], _TableLora] = {}
         self._logit_rows: dict[Sequence, int] = {}
         self._runners: dict[tuple[BatchBucket, LoraKind], GraphRunner] = {}
-        self._tiles: dict[BatchBucket, Int32s] = {}
+        self._tiles: dict[BatchBucket, dict[Section, Int32s]] = {}
         for bucket in self.buckets.all:
             shapes = table_shapes(bucket, lora_pool.limits)
             sections = attention_sections(cache, model.config, bucket, self.options)
             buffer = StepInputBuffer(StepInputs.sections(bucket, shapes) | sections, torch.device("cpu"))
             attention = make_attentions(cache, model.config, {bucket: buffer}, self.options)[bucket]
             decodes, _ = attention_shapes(cache, model.config, bucket, options=self.options)
-            if decodes:
-                tiles = buffer.array("decode_tiles")[: decodes.max_tiles * decodes.tile_words]
-                self._tiles[bucket] = tiles.reshape(-1, decodes.tile_words)
+            assert decodes is not None
+            self._tiles[bucket] = {
+                section: buffer.array(section)[: decodes.max_tiles * decodes.tile_words].reshape(-1, decodes.tile_words)
+                for section in _DECODE_TILES
+                if section in sections
+            }
             inputs = StepInputs(bucket, shapes, buffer)
             for kind in lora_pool.limits.kinds:
                 lora = self._loras[bucket, kind] = _TableLora(lora_pool, inputs.tables(kind))
                 self._runners[bucket, kind] = GraphRunner(
                     model, buffer, inputs, attention, lora, sampler.sampled_ids, kind=kind
                 )
-        type(self).buckets_run, type(self).most_rows = set(), 0
+        type(self).buckets_run, type(self).most_rows = set(), {}
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> "_Launched":
@@ -151,11 +158,16 @@ class _PaddedRunner:
         arrival = arrival_for(plan, self._arrival_of)
         self._loras[bucket, kind].arrival = arrival if isinstance(arrival, CpuArrival) else None
         runner.stage(plan, self._logit_rows, self._pages_of)
-        type(self).most_rows = max(self.most_rows, self._tiles[bucket][:, TileField.NUM_ROWS].max())
+        self._count_rows(bucket)
         rows = logit_rows(plan, bucket)
         pending = self._sampler.launch(runner.run(), plan.sampled, [rows[sequence] for sequence in plan.sampled])
         self._logit_rows = rows
         return _Launched(pending)
+
+    def _count_rows(self, bucket: BatchBucket) -> None:
+        for section, tiles in self._tiles[bucket].items():
+            num_rows = int(tiles[:, TileField.NUM_ROWS].max())
+            self.most_rows[section] = max(self.most_rows.get(section, 0), num_rows)
 
 
 class _Launched:
@@ -222,13 +234,18 @@ def test_padded_steps_say_what_plain_ones_say(
 
 
 @pytest.mark.parametrize("num_kv_pages", [400, 50])
+@pytest.mark.parametrize("sliding_window", [100, 400])
 def test_tokens_are_the_same_where_decodes_read_shared_pages_once(
     num_kv_pages: int,
+    sliding_window: int,
     make_engine: Callable[..., Engine],
-    make_adapter: Callable[..., AdapterRef],
+    make_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests join their group and leave it one by one; with few pages they are preempted and come back."""
+    """Requests join their group and leave it one by one; with few pages they are preempted and come back. Every other
+    layer has a window, which hides something or nothing of their contexts, and scores have soft caps.
+    """
+    model = make_model("gemma2", head_dim=8, sliding_window=sliding_window)
     settings = {**SETTINGS, "max_batch_size": 8, "prefill_budget_tokens": 64}
     prefixes = [tuple((7 * token + group) % 60 for token in range(150)) for group in range(2)]
     requests = [
@@ -237,15 +254,14 @@ def test_tokens_are_the_same_where_decodes_read_shared_pages_once(
             number,
             (*prefixes[number // 4], *range(number)),
             SamplingParams(max_tokens=5 + 3 * number, ignore_eos=True, seed=number, temperature=float(number % 3 == 0)),
-            [make_adapter(rank=8, seed=1), None][number // 4],
         )
         for number in range(8)
     ]
-    expected = _answers(make_engine(**settings), requests)
+    expected = _answers(make_engine(model, **settings), requests)
     monkeypatch.setattr(device_runner, "CpuRunner", _PaddedRunner)
     monkeypatch.setattr(_PaddedRunner, "options", AttentionOptions(shares_prefixes=True))
     _PaddedRunner.buckets = BatchBuckets(max_batch_size=8, prefill_budget_tokens=64)
-    engine = make_engine(**settings, prefix_caching=True, num_kv_pages=num_kv_pages)
+    engine = make_engine(model, **settings, prefix_caching=True, num_kv_pages=num_kv_pages)
     for _ in range(2):
         assert _answers(engine, requests) == expected
-    assert _PaddedRunner.most_rows == 4
+    assert _PaddedRunner.most_rows == {"decode_tiles": 1 if sliding_window == 100 else 4, "second_decode_tiles": 4}
