@@ -7,6 +7,8 @@ from punica_scheduler.core.placement import PLACEMENTS, Placement
 from punica_scheduler.core.rank_aware import RankAwarePlacement
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
+from punica_scheduler.own_placement import load_placement
+from punica_serve.config.placement_name import is_own
 from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_columns import StepTimeColumns
@@ -24,9 +26,11 @@ def scheduler_of(config: SchedulerConfig, incarnation: int, model: StepTimeModel
 def _placement_of(config: SchedulerConfig, model: StepTimeModel | None) -> Placement:
     if config.placement in PLACEMENTS:
         return PLACEMENTS[config.placement]()
-    require(model is not None, f"the placement {config.placement} got no performance model")
-    assert model is not None
-    costs = StepTimeColumns(model)
+    costs = StepTimeColumns(model) if model is not None else None
+    if is_own(config.placement):
+        return load_placement(config.placement, costs)
+    require(costs is not None, f"the placement {config.placement} got no performance model")
+    assert costs is not None
     if config.placement == "rank_aware":
         return RankAwarePlacement(costs, config.adapters_on_host)
     return ConsolidateSloPlacement(costs, config.slo_margin)

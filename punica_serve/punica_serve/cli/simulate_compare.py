@@ -1,16 +1,17 @@
 """`punica-serve simulate` with several placement policies: the same arrivals for each, and promises to keep."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from punica_serve.cli.simulate_failures import exit_if_failed, print_checks, print_failures
 from punica_serve.cli.simulate_files import Writer, write_each, write_json
 from punica_serve.cli.simulate_runs import run_all, summary_table
 from punica_serve.cli.text_tables import figures_table
-from punica_serve.config.fields import PlacementName
+from punica_serve.config.placement_name import SHIPPED_PLACEMENTS, PlacementName, label_of, placement_name
 from punica_serve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,17 +28,23 @@ if TYPE_CHECKING:
 def policies_of(config: "ClusterConfig", option: str | None, scales: Sequence[float]) -> tuple[PlacementName, ...]:
     """The policies to compare, by ``--compare`` or else the config; with ``scales`` at least its own.
 
-    Raises ConfigError for a policy that there is not.
+    Raises ConfigError for a policy that there is not, and for two of your own with the same class name.
     """
     if option is None:
         return config.simulation.compare or ((config.scheduler.placement,) if scales else ())
-    known: dict[str, PlacementName] = {name: name for name in get_args(PlacementName)}
-    names = [name.strip() for name in option.split(",")]
-    for name in names:
-        if name not in known:
-            message = f"`--compare`: {name!r} is not a placement policy; there are {', '.join(known)}"
-            raise ConfigError(message, param="compare")
-    return tuple(dict.fromkeys(known[name] for name in names))
+    names = tuple(dict.fromkeys(_named_policy(name.strip()) for name in option.split(",")))
+    if twice := [name for name, count in Counter(map(label_of, names)).items() if count > 1]:
+        raise ConfigError(f"`--compare`: two policies are called {twice[0]}; rename one", param="compare")
+    return names
+
+
+def _named_policy(text: str) -> PlacementName:
+    try:
+        return placement_name(text, Path.cwd())
+    except ValueError:
+        shipped = ", ".join(SHIPPED_PLACEMENTS)
+        message = f"{text!r} is not a placement policy; there are {shipped}, and your own as FILE.py:CLASS"
+        raise ConfigError(f"`--compare`: {message}", param="compare") from None
 
 
 def scales_of(option: str | None) -> tuple[float, ...]:
@@ -73,14 +80,14 @@ def compare_policies(
     from punica_scheduler.simulator.goals import goal_checks
     from punica_scheduler.simulator.variants import depends_on_promises, with_policy, with_slo_scale
 
-    variants: dict[str, ClusterConfig] = {policy: with_policy(config, policy) for policy in policies}
+    variants: dict[str, ClusterConfig] = {label_of(policy): with_policy(config, policy) for policy in policies}
     scaled = {
         (policy, scale): with_slo_scale(variant, scale) for policy, variant in variants.items() for scale in scales
     }
     own = config.simulation.slo.scale
     more = {_named(*key): one for key, one in scaled.items() if key[1] != own and depends_on_promises(one)}
     runs = run_all({**variants, **more}, arrivals, console)
-    results: dict[str, Result] = {policy: runs[policy] for policy in policies}
+    results: dict[str, Result] = {policy: runs[policy] for policy in variants}
     console.print(_policies_table(results))
     for run, result in runs.items():
         print_failures(run, result.failures, console)

@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 
@@ -63,8 +63,6 @@ Name = Annotated[str, Field(min_length=1)]
 NameOrFile = Annotated[Name, AfterValidator(_resolve_file)]
 #: A worker's device.
 Device = Annotated[str, AfterValidator(_refuse_unknown_device)]
-#: A placement policy of the scheduler.
-PlacementName = Literal["punica", "most_idle", "first_fit", "random", "rank_aware", "consolidate_slo"]
 Flag = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]

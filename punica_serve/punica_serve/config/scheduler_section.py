@@ -10,11 +10,11 @@ from punica_serve.config.fields import (
     Name,
     NameOrFile,
     NonNegative,
-    PlacementName,
     Port,
     PositiveInt,
     Seconds,
 )
+from punica_serve.config.placement_name import PlacementName
 
 
 class ConsolidationConfig(ConfigModel):
@@ -58,6 +58,7 @@ class SchedulerConfig(ConfigModel):
     #: Which GPU with room gets a request. punica: the one with the largest working set. The others are for comparison:
     #: the smallest working set, the first by UUID, one drawn from the request's id. With `profile`, rank_aware: where a
     #: request costs all requests the least time (CaraServe); consolidate_slo: punica, while promised latencies hold.
+    #: FILE.py:CLASS is a policy of your own (docs/scheduling.md).
     placement: PlacementName = "punica"
     #: How long steps take on these GPUs: a profile that ships with the package, or a YAML file written by
     #: `punica-serve profile`.

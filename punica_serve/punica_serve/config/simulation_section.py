@@ -11,10 +11,10 @@ from punica_serve.config.fields import (
     NameOrFile,
     NonNegative,
     NonNegativeInt,
-    PlacementName,
     PositiveInt,
     Seconds,
 )
+from punica_serve.config.placement_name import PlacementName
 from punica_serve.protocol.slo import PROMISE_RANGE
 
 #: Seconds of a promised latency.

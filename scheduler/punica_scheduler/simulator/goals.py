@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from punica_scheduler.simulator.comparison import faster_by
 from punica_scheduler.simulator.summary import Check, Summary
-from punica_serve.config.fields import PlacementName
+from punica_serve.config.placement_name import PlacementName, label_of
 from punica_serve.config.simulation_section import PolicyGoals
 
 #: The policy whose GPU time and first tokens are the measure of the others'.
@@ -12,10 +12,11 @@ SPREADING: PlacementName = "most_idle"
 
 
 def goal_checks(goals: Mapping[PlacementName, PolicyGoals], summaries: Mapping[str, Summary]) -> list[Check]:
-    """A check for each goal whose policies were run."""
+    """A check for each goal whose policies were run. The summaries are by the labels of the policies."""
+    labelled = {label_of(policy): own for policy, own in goals.items()}
     return [
         check
-        for policy, own in goals.items()
+        for policy, own in labelled.items()
         if policy in summaries
         for check in _checks(policy, own, summaries[policy], summaries)
     ]
@@ -26,7 +27,7 @@ def _checks(policy: str, goals: PolicyGoals, own: Summary, summaries: Mapping[st
         kept = own.attained.both
         yield Check(f"{policy} keeps at least {goals.kept:.0%} of its promises", f"{kept:.2%}", kept >= goals.kept)
     for other, least in goals.faster_than.items():
-        if other in summaries:
+        if (other := label_of(other)) in summaries:
             share = faster_by(own, summaries[other])
             yield Check(f"{policy} is faster than {other} by at least {least:.0%}", f"{share:.1%}", share >= least)
     spread = summaries.get(SPREADING)

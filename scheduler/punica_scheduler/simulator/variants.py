@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from punica_serve.config.cluster import ClusterConfig
-from punica_serve.config.fields import PlacementName
+from punica_serve.config.placement_name import PlacementName, is_own
 from punica_serve.config.scheduler_section import SchedulerConfig
 
 #: Settings of `scheduler:` that an ablation changes.
@@ -16,9 +16,9 @@ ABLATIONS: dict[str, Mapping[str, Any]] = {
     "no consolidation": {"consolidation": {"enabled": False}},
 }
 
-#: Policies of which emptying GPUs is a part.
+#: Shipped policies of which emptying GPUs is a part.
 _CONSOLIDATING: frozenset[PlacementName] = frozenset({"punica", "consolidate_slo"})
-#: Policies that place by what requests are promised.
+#: Shipped policies that place by what requests are promised.
 _PROMISE_KEEPING: frozenset[PlacementName] = frozenset({"rank_aware", "consolidate_slo"})
 
 
@@ -29,9 +29,9 @@ def ablated(config: ClusterConfig, name: str) -> ClusterConfig:
 
 
 def with_policy(config: ClusterConfig, policy: PlacementName) -> ClusterConfig:
-    """The config with this placement, and consolidation only where the policy is to pack requests."""
+    """The config with this placement, and consolidation only where the policy is to pack requests, or may be."""
     scheduler = config.scheduler
-    enabled = scheduler.consolidation.enabled and policy in _CONSOLIDATING
+    enabled = scheduler.consolidation.enabled and (policy in _CONSOLIDATING or is_own(policy))
     consolidation = scheduler.consolidation.model_copy(update={"enabled": enabled})
     scheduler = scheduler.model_copy(update={"placement": policy, "consolidation": consolidation})
     return config.model_copy(update={"scheduler": scheduler})
@@ -44,5 +44,6 @@ def with_slo_scale(config: ClusterConfig, scale: float) -> ClusterConfig:
 
 
 def depends_on_promises(config: ClusterConfig) -> bool:
-    """Whether other promises would change the schedule, and not only the share that is kept."""
-    return config.scheduler.placement in _PROMISE_KEEPING or config.scheduler.queue == "deadline"
+    """Whether other promises may change the schedule, and not only the share that is kept."""
+    placement = config.scheduler.placement
+    return placement in _PROMISE_KEEPING or is_own(placement) or config.scheduler.queue == "deadline"

@@ -131,7 +131,7 @@ def test_a_live_comparison_needs_a_cluster_as_it_is(config: Path, options: list[
         CliRunner().invoke(app, ["simulate", str(config), *options], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["figure13", "thousand", "live-16", "h200-x4", "caraserve"])
+@pytest.mark.parametrize("name", ["figure13", "thousand", "live-16", "h200-x4", "caraserve", "caraserve-h200"])
 def test_the_shipped_simulations_are_valid(name: str) -> None:
     root = Path(__file__).parents[3]
     assert load_config(root / "configs" / "sim" / f"{name}.yaml").simulation.arrivals is not None

@@ -70,6 +70,26 @@ def test_policies_are_compared_in_a_table_files_and_a_picture(config: Path) -> N
         assert times_s == sorted(times_s) and times_s[0] > 0.03
 
 
+OWN = """
+from punica_scheduler.core.placement import FirstFitPlacement
+class Mine(FirstFitPlacement):
+    def __init__(self, costs):
+        assert costs is not None
+"""
+
+
+def test_a_policy_of_ones_own_is_compared_by_the_name_of_its_class(config: Path) -> None:
+    (config.parent / "mine.py").write_text(OWN)
+    goals = "  goals: {a10-7b-padded: {'mine.py:Mine': {kept: 0.1, faster_than: {'mine.py:Mine': 0.0}}}}\n"
+    config.write_text(CONFIG + goals)
+    result = _run(config, "--compare", f"{config.parent}/mine.py:Mine,first_fit", "--slo-scales", "2")
+    assert result.exit_code == 0, result.output
+    mine, first_fit = _summaries(config, "few.json").items()
+    assert mine[0] == "Mine" and mine[1]["gpu_time_s"] == pytest.approx(first_fit[1]["gpu_time_s"], rel=0.1)
+    assert "pass  Mine keeps at least 10%" in result.output and "pass  Mine is faster than Mine" in result.output
+    assert "Mine, 2 x unloaded" in _summaries(config, "few-slo-scales.json")
+
+
 def test_tighter_promises_are_kept_less(config: Path) -> None:
     result = _run(config, "--slo-scales", "2,1.01", "--compare", "punica")
     assert result.exit_code == 0, result.output
@@ -99,6 +119,7 @@ def test_requests_that_fail_are_told_after_the_files(config: Path) -> None:
     ("options", "message"),
     [
         (["--compare", "punica,best"], "`--compare`: 'best' is not a placement policy; there are punica, most_idle"),
+        (["--compare", "a.py:Mine,b.py:Mine"], "two policies are called Mine; rename one"),
         (["--slo-scales", "1.5,0"], "`--slo-scales`: '0' is not a number above 0"),
         (["--slo-scales", "nan"], "'nan' is not a number"),
         (["--ablations", "--slo-scales", "2"], "`--ablations` can't be combined"),

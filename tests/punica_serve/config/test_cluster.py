@@ -132,7 +132,7 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
             "engine: {model: m}\ntls: {certificate: a}",
             "`tls.certificate`: .*\n.*`tls.cert`: .*\n.*`tls.key`: .*\n.*`tls.ca`",
         ),
-        ("engine: {model: m}\nscheduler: {placement: best}", "`scheduler.placement`: .* 'consolidate_slo', got 'best'"),
+        ("engine: {model: m}\nscheduler: {placement: best}", "`scheduler.placement`: .* FILE.py:CLASS, got 'best'"),
         ("engine: {model: m}\nscheduler: {light_load: 1.0}", "`scheduler.light_load`: must be less than 1, got 1.0"),
         (
             "engine: {model: m}\nscheduler: {scale: {hook: resize}}",

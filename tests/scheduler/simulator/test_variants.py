@@ -6,7 +6,7 @@ import pytest
 
 from punica_scheduler.simulator.variants import depends_on_promises, with_policy, with_slo_scale
 from punica_serve.config.cluster import ClusterConfig
-from punica_serve.config.fields import PlacementName
+from punica_serve.config.placement_name import PlacementName
 
 MakeConfig = Callable[..., ClusterConfig]
 
