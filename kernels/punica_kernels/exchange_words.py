@@ -66,5 +66,5 @@ class ExchangeTensors:
     #: int32 [1]: the key while the host computes the exchange at hand. Zero at first, as ``counter`` is, int32 [1].
     owner: Tensor
     counter: Tensor
-    #: int32 [slots, groups of layers]: the number of the copy that has brought this group of layers.
+    #: int32 [slots, groups of layers]: the number of the copy that filled this group of layers.
     arrivals: Tensor

@@ -24,7 +24,7 @@ class _Share:
     """One tenant's share of the slots. It exists while someone uses or awaits it."""
 
     slots: asyncio.Semaphore
-    num_users: int = 0
+    refcount: int = 0
 
 
 class FairSlots:
@@ -39,13 +39,13 @@ class FairSlots:
     async def slot(self, tenant: str) -> AsyncIterator[None]:
         """Holds a slot. Raises OutOfCapacity if none becomes free in time."""
         share = self._shares.setdefault(tenant, _Share(asyncio.Semaphore(self._limits.num_tenant_slots)))
-        share.num_users += 1
+        share.refcount += 1
         try:
             async with self._slot_in_time(share.slots):
                 yield
         finally:
-            share.num_users -= 1
-            if share.num_users == 0:
+            share.refcount -= 1
+            if share.refcount == 0:
                 del self._shares[tenant]
 
     @asynccontextmanager

@@ -138,7 +138,7 @@ class ArrivalWords:
     """Words on a GPU that tell which groups of layers have arrived, for steps that look at them as they run."""
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
-        #: int32 [slots, groups]: the number of the copy that has brought the group.
+        #: int32 [slots, groups]: the number of the copy that filled the group.
         self.words = torch.zeros(_NUM_SLOTS, len(layer_groups(num_layers)), dtype=torch.int32, device=device)
         self._number = 0
 
