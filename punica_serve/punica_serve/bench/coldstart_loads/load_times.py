@@ -1,9 +1,12 @@
 """What loads took, and what their place allowed at that moment."""
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,8 @@ class LoadTime:
     wall_s: float
     #: Time of this process's threads.
     processor_s: float
+    #: The same of the thread that needed most: no number of cores makes the load faster.
+    busiest_s: float
     #: The time that its place allows, as measured just before the load; 0 where that is no time.
     allowed_s: float = 0.0
     #: Bytes per second of its place alone, where that is measured.
@@ -25,6 +30,7 @@ class PlaceTimes:
 
     wall_s: float
     processor_s: float
+    busiest_s: float
     allowed_s: float
     rate: float
     #: Of each load's time over what was allowed to it: others may use the machine more or less from load to load.
@@ -37,6 +43,7 @@ class PlaceTimes:
         return cls(
             statistics.median(load.wall_s for load in counted),
             statistics.median(load.processor_s for load in counted),
+            statistics.median(load.busiest_s for load in counted),
             statistics.median(load.allowed_s for load in counted),
             statistics.median(load.rate for load in counted),
             statistics.median(load.wall_s / load.allowed_s if load.allowed_s else 0.0 for load in counted),
@@ -47,8 +54,21 @@ class LoadClock:
     """Wall and processor time since it was made."""
 
     def __init__(self) -> None:
+        self._threads_s = _thread_times_s()
         self._wall_s, self._processor_s = time.perf_counter(), time.process_time()
 
     def time(self, allowed_s: float = 0.0, rate: float = 0.0) -> LoadTime:
         wall_s, processor_s = time.perf_counter() - self._wall_s, time.process_time() - self._processor_s
-        return LoadTime(wall_s, processor_s, allowed_s, rate)
+        spent_s = (end_s - self._threads_s.get(thread, 0.0) for thread, end_s in _thread_times_s().items())
+        return LoadTime(wall_s, processor_s, max(spent_s, default=0.0), allowed_s, rate)
+
+
+def _thread_times_s() -> dict[str, float]:
+    """Processor time of each thread of this process that is alive; none where the system does not tell."""
+    times_s: dict[str, float] = {}
+    tasks = Path("/proc/self/task")
+    with suppress(OSError):
+        for thread in os.listdir(tasks):
+            with suppress(OSError):  # it has ended
+                times_s[thread] = int((tasks / thread / "schedstat").read_text().split()[0]) / 1e9
+    return times_s

@@ -172,6 +172,7 @@ class _Loads:
                 self._load(reader, local)
                 times.append(clock.time(_STORE_SHARE * ref.num_bytes / rate + _STORE_S, rate))
                 disk_cache.release(ref.digest)
+                await disk_cache.forget(ref.digest)  # so the next one's pages of the page cache were used before too
                 on_load()
         finally:
             await disk_cache.close()
