@@ -22,6 +22,7 @@ _TRANSACTION_SHARE = 0.6
 #: A lock wait's share; smaller, so that the database itself reports what it waits for.
 _WAIT_SHARE = 0.5
 
+_SQLITE = "sqlite:///"
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 #: The second concerns the memory shared by SQLite's readers, which is a separate file.
 _SQLITE_DISK_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
@@ -36,10 +37,11 @@ class Database:
 
     def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
         """``url`` as in the config. Does not connect yet. Raises RegistryUnavailable and ConfigError for a file."""
-        parsed = make_url(url)
+        parsed = _parsed(url)
         self.deadline_s = deadline_s
         #: For operators: without the password, and without parameters, since one may be a password.
-        self.shown_url = parsed.set(query={}).render_as_string(hide_password=True)
+        is_file = parsed.drivername == "sqlite"
+        self.shown_url = url if is_file else parsed.set(query={}).render_as_string(hide_password=True)
         wait_s = deadline_s * _WAIT_SHARE
         self._engine = _engine(parsed, wait_s=wait_s)
         #: None on a server.
@@ -105,6 +107,13 @@ class Database:
         return RegistryUnavailable(
             f"{message}; requests are served from what was read before", detail=detail, retry_after_s=self.deadline_s
         )
+
+
+def _parsed(url: str) -> URL:
+    """A file's path is taken as it is: `?`, `#` and `%` have no meaning in it."""
+    if url.startswith(_SQLITE):
+        return URL.create("sqlite", database=url.removeprefix(_SQLITE))
+    return make_url(url)
 
 
 def _is_full(cause: BaseException) -> bool:

@@ -1,11 +1,13 @@
-"""SQLite's file is removed, or another is moved to its place, while registries have it open."""
+"""SQLite's file: where it is, and what happens when it is removed, or another moved to its place, while it is open."""
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from punica_serve.config.registry_section import sqlite_url
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.registry.registry import Registry
 from registries import ref_of
@@ -25,6 +27,14 @@ def copy(file: Path, to: Path) -> None:
         source.backup(target)
     source.close()
     target.close()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%41b", "a b", "a?mode=memory&uri=true", "a:b@c", "ä"])
+async def test_any_name_of_a_folder_means_that_folder(tmp_path: Path, name: str) -> None:
+    registry = await Registry.open(sqlite_url(tmp_path / name / "registry.db"))
+    await registry.close()
+    assert os.listdir(tmp_path) == [name]
+    assert "registry.db" in os.listdir(tmp_path / name)
 
 
 async def test_a_removed_file_takes_no_changes_until_it_is_back(tmp_path: Path) -> None:
