@@ -36,7 +36,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of one rank in a case. Only what is added differs between ranks."""
+    """Inputs of one rank in a case. Only the summands differ between ranks."""
 
     x: Tensor
     delta: Tensor | None

@@ -30,10 +30,9 @@ from punica_kernels.gpu.norm import normed, row_config
 from punica_kernels.gpu.partial_sums import load_splits
 from punica_kernels.peer_memory import PeerMemory
 
-#: Looks at a counter, of 0.5 µs or more: minutes, so that who watches the group speaks first, and compiling ranks may.
+#: Polls of a counter, 0.5 µs or more each. They last minutes: the group's watch acts first, and ranks may compile.
 MAX_LOOKS = 1 << 30
-#: Of the compiler. With its assertion; and with all registers that 16 warps can have, where the assembler would take
-#: half of them and spill.
+#: Compiler options: the assertion stays, and 16 warps get all registers, where the assembler would take half and spill.
 OPTIONS = {"debug": True, "sanitize_overflow": False, "maxnreg": 128}
 
 

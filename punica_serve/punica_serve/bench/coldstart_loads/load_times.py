@@ -1,4 +1,4 @@
-"""What loads took, and what their place allowed at that moment."""
+"""Times of loads, and the times that their place allowed at that moment."""
 
 import os
 import statistics
@@ -33,7 +33,7 @@ class PlaceTimes:
     busiest_s: float
     allowed_s: float
     rate: float
-    #: Of each load's time over what was allowed to it: others may use the machine more or less from load to load.
+    #: Median of each load's time over its allowance, since other work on the machine changes from load to load.
     over: float
 
     @classmethod
