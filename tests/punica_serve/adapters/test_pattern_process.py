@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from processor_time import processor_s
 from punica_serve.adapters import pattern_process
 from punica_serve.adapters.base_modules import BaseModules
 from punica_serve.adapters.matching import match_targets
@@ -61,9 +62,9 @@ def test_an_expression_that_takes_too_long_is_refused_by_name(
 def test_many_alternatives_are_soon_matched() -> None:
     """Each used to be compared with each other before anything was matched."""
     names = "|".join(f"n{number:04d}" for number in range(1500))
-    started_s = time.monotonic()
+    before_s = processor_s()
     matches = match_in_process(PeftConfig(target_modules=f".*q_proj|{names}"), LARGE)
-    assert time.monotonic() - started_s < 3.0
+    assert processor_s() - before_s < 1.0
     assert len(matches.targets) == NUM_LAYERS
 
 
@@ -128,7 +129,7 @@ def test_other_threads_go_on_meanwhile() -> None:
         ended.set()
         ticking.join()
     assert len(gaps_s) > 100
-    assert max(gaps_s) < MAX_CPU_S / 4
+    assert max(gaps_s) < sum(gaps_s) / 4
 
 
 def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

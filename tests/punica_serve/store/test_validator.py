@@ -1,5 +1,4 @@
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from processor_time import processor_s
 from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable, TooLarge
@@ -137,10 +137,10 @@ async def test_thousands_of_names_are_refused_at_once(
     """Four of these used to keep all other registrations waiting for 39 s, and answers for 0.8 s."""
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, **fields}))
-    started_s = time.monotonic()
+    before_s = processor_s()
     refused = await refusal()
     assert (refused.param, " limit " in refused.message) == (param, True)
-    assert time.monotonic() - started_s < 2.0
+    assert processor_s() - before_s < 0.5
 
 
 async def test_a_file_beyond_the_limit_is_not_read(model: ModelConfig, folder: Path) -> None:
