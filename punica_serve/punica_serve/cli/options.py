@@ -66,7 +66,9 @@ KeyOption = Annotated[
 UrlOption = Annotated[
     str,
     typer.Option(
-        envvar="PUNICA_URL", help="A frontend of the cluster; for https, PUNICA_CA_FILE names a trusted CA file."
+        envvar="PUNICA_URL",
+        callback=check_text,
+        help="A frontend of the cluster; for https, PUNICA_CA_FILE names a trusted CA file.",
     ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -8,6 +8,20 @@ from punica_serve.errors import ConfigError
 Cli = Callable[..., tuple[int, str, str]]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("adapters", "list", "--url"),
+        ("bench", "just-in-time", "--url"),
+        ("bench", "serving", "--url"),
+        ("bench", "serving", "--peer-files"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(cli: Cli, command: tuple[str, ...]) -> None:
+    exit_code, _, stderr = cli(*command, "\udcff")
+    assert exit_code == 2 and "an argument is not valid UTF-8; check how it was typed or copied" in stderr
+
+
 @pytest.mark.parametrize("key", [None, "", "ps-10215dda90a4-secret"])
 def test_what_a_header_can_carry_is_taken_as_it_is(key: str | None) -> None:
     assert check_key(key) == key

@@ -63,8 +63,7 @@ class AdapterClient:
         try:
             url = httpx.URL(self._url.rstrip("/") + path)
             answer = self._http.request(method, url, **request)
-        # UnicodeEncodeError: the shell's bytes may be no text.
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeEncodeError) as error:
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             message = f"{self._url!r} (`--url`, PUNICA_URL) is not of the form http://HOST:PORT"
             raise ConfigError(message, param="url") from error
         except httpx.HTTPError as error:

@@ -5,6 +5,7 @@ from typing import Annotated, TypeVar, cast
 
 import typer
 
+from punica_serve.cli.options import check_text
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted, is_count
 
@@ -19,8 +20,15 @@ _URL_HELP = (
     " the model that it serves."
 )
 
+
+def _check_path(path: Path | None) -> Path | None:
+    """Raises ConfigError for a path that can't be written into a script."""
+    check_text(None if path is None else str(path))
+    return path
+
+
 ShapeDeviceOption = Annotated[str, typer.Option("--device", help="Device of a shape's worker.")]
-UrlOption = Annotated[str | None, typer.Option(metavar="URL", help=_URL_HELP)]
+UrlOption = Annotated[str | None, typer.Option(metavar="URL", callback=check_text, help=_URL_HELP)]
 AdapterNameOption = Annotated[
     str, typer.Option(metavar="NAME", help="Names of the adapters on the server at `--url`; {} stands for a number.")
 ]
@@ -72,7 +80,10 @@ LongPromptOption = Annotated[
     ),
 ]
 PeerFilesOption = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Measure nothing; write files and a command for vLLM there.")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", callback=_check_path, help="Measure nothing; write files and a command for vLLM there."
+    ),
 ]
 
 

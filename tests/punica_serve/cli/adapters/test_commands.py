@@ -188,6 +188,5 @@ def test_no_frontend_and_no_url(cli: Cli, unused_port: int) -> None:
     outcome = cli("adapters", "list", "--url", f"http://127.0.0.1:{unused_port}")
     assert outcome.exit_code == 2
     assert f"no frontend answers at http://127.0.0.1:{unused_port} (Connection refused); " in outcome.stderr
-    for url in ("localhost:8000", "\udcff"):
-        outcome = cli("adapters", "list", "--url", url)
-        assert outcome.exit_code == 2 and "is not of the form http://HOST:PORT" in outcome.stderr
+    outcome = cli("adapters", "list", "--url", "localhost:8000")
+    assert outcome.exit_code == 2 and "is not of the form http://HOST:PORT" in outcome.stderr
