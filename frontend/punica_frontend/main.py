@@ -27,7 +27,6 @@ from punica_frontend.tenancy.sessions import Sessions
 from punica_frontend.tenancy.usage_writer import UsageWriter
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.config.cluster import ClusterConfig
-from punica_serve.errors import RegistryUnavailable
 from punica_serve.links.https_context import server_context
 from punica_serve.links.ssl_context import client_context
 from punica_serve.process.memory_tuning import freeze_gc, keep_trimming_heap
@@ -116,10 +115,7 @@ async def _run(
     try:
         await run_server(server, listener, client, dependencies.admission, drain, background)
     finally:
-        try:
-            await usage.flush()
-        except RegistryUnavailable as error:
-            log.error("the last second's usage could not be written and is lost: %s", error)
+        await usage.close()
 
 
 def _server(dependencies: AppDependencies, max_connections: int, tls: ssl.SSLContext | None) -> EmbeddedServer:

@@ -1,4 +1,4 @@
-"""Writes metered usage to the registry, so that a frontend that dies loses at most a second of it."""
+"""Writes metered usage to the registry every second, so that a frontend that is killed loses little of it."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class UsageWriter:
         self._rows: list[Usage] = []
 
     async def run(self) -> Never:
-        """Runs until cancelled; ``flush`` then writes the rest."""
+        """Runs until cancelled; ``close`` then writes the rest."""
         is_down = False
         while True:
             await asyncio.sleep(INTERVAL_S)
@@ -51,6 +51,17 @@ class UsageWriter:
         await self._write()
         self._rows = self._meter.take()
         await self._write()
+
+    async def close(self) -> None:
+        """Writes the rest. If the registry does not take it, logs how much is lost."""
+        try:
+            await self.flush()
+        except RegistryUnavailable as error:
+            lost = [*self._rows, *self._meter.take()]
+            num_requests = sum(row.num_requests for row in lost)
+            num_tokens = sum(row.num_generated_tokens for row in lost)
+            told = "usage of %d requests with %d generated tokens could not be written and is lost: %s"
+            log.error(told, num_requests, num_tokens, error)
 
     async def _write(self) -> None:
         while batch := self._rows[:MAX_BATCH_ROWS]:

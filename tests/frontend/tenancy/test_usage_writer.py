@@ -73,6 +73,19 @@ async def test_a_batch_of_unknown_fate_counts_once(
     assert registry.num_tokens == 15
 
 
+async def test_the_end_tells_how_much_is_lost(
+    writer: UsageWriter, meter: Meter, registry: FlakyRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.is_down = True
+    use(meter, 5)
+    with pytest.raises(RegistryUnavailable):
+        await writer.flush()
+    use(meter, 7)
+    await writer.close()
+    [told] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "2 requests with 12 generated tokens" in told and "the registry is down" in told
+
+
 async def test_many_rows_are_written_in_several_batches(
     writer: UsageWriter, meter: Meter, registry: FlakyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

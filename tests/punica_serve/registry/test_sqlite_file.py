@@ -76,3 +76,19 @@ async def test_a_file_that_was_moved_to_its_place_is_read_anew_and_takes_the_cha
     reopened = await Registry.open(f"sqlite:///{file}")
     assert reopened.snapshot.digests() == {"a", "b", "d"}
     await reopened.close()
+
+
+async def test_a_copy_that_is_restored_into_the_open_file_is_read_anew(tmp_path: Path) -> None:
+    """As `.restore` does it."""
+    file, backup = tmp_path / "registry.db", tmp_path / "backup.db"
+    registry = await Registry.open(f"sqlite:///{file}")
+    await registry.register("default", "x", ref_of("a"), by="me")
+    copy(file, backup)
+    await registry.register("default", "lost", ref_of("c"), by="me")
+    copy(backup, file)
+    assert (await registry.refresh()).digests() == {"a"}
+    await registry.register("default", "new", ref_of("d"), by="me")
+    await registry.close()
+    reopened = await Registry.open(f"sqlite:///{file}")
+    assert reopened.snapshot.digests() == {"a", "d"}
+    await reopened.close()
