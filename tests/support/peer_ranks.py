@@ -1,6 +1,6 @@
-"""Ranks that exchange rows in one launch, as processes in Triton's interpreter: `peer_ranks.py FOLDER INDEX SIZE`.
+"""Ranks that exchange rows in one launch, in Triton's interpreter: `peer_ranks.py FOLDER INDEX SIZE CASES`.
 
-Each maps the pieces of all, runs all cases in one order, and leaves what it has computed in the folder.
+Each maps the pieces of all, runs so many cases in one order, and leaves what it has computed in the folder.
 """
 
 import sys
@@ -54,7 +54,7 @@ CASES = (
     Case(2, splits=3, delta_dtype=DTYPE, weight_dtype=torch.float32),
     Case(33, with_added_weight=True, delta_dtype=DTYPE),
     Case(1, splits=1),
-    Case(256),
+    Case(MAX_ROWS),
 )
 
 
@@ -119,13 +119,13 @@ class Exchange:
         return self.residual, self.out
 
 
-def main(folder: str, index: str, size: str) -> None:
+def main(folder: str, index: str, size: str, num_cases: str) -> None:
     torch.set_num_threads(1)
     num_bytes = piece_bytes(MAX_ROWS, WIDTH, DTYPE)
     files = [f"{folder}/piece-{rank}" for rank in range(int(size))]
     pieces = [torch.from_file(file, shared=True, size=num_bytes, dtype=torch.uint8) for file in files]
     memory = PeerMemory.of_pieces(pieces, int(index), MAX_ROWS, WIDTH, DTYPE, _MAX_PROGRAMS)
-    exchanges = [Exchange(case, memory) for case in CASES]
+    exchanges = [Exchange(case, memory) for case in CASES[: int(num_cases)]]
     for exchange in exchanges:
         exchange()
     torch.save([exchange.results for exchange in exchanges], Path(folder) / f"results-{index}")

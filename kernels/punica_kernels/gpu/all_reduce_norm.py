@@ -114,6 +114,8 @@ def all_reduce_add_rms_norm_kernel(
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
     gain = tl.load(weight + columns, mask=mask, other=0.0)
+    if added_weight is not None:
+        gain_of_added = tl.load(added_weight + columns, mask=mask, other=0.0)
     for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
         turn = tl.load(turns + row)
         place = turn * MAX_ROWS + row
@@ -138,7 +140,6 @@ def all_reduce_add_rms_norm_kernel(
                 # Volatile: what this place held two exchanges ago may be cached.
                 values += tl.load(theirs, mask=mask, other=0.0, volatile=True).to(tl.float32)
         if added_weight is not None:
-            gain_of_added = tl.load(added_weight + columns, mask=mask, other=0.0)
             values = normed(values, gain_of_added, eps, WIDTH).to(out.dtype.element_ty).to(tl.float32)
         summed = (total + values).to(residual.dtype.element_ty)
         tl.store(residual_row, summed, mask=mask)
