@@ -29,7 +29,9 @@ MAX_ASKED = 32
 
 @dataclass(frozen=True, slots=True)
 class ConsolidateSloPlacement(Placement):
-    """The largest working set on which all promises hold; where they hold nowhere, the smallest working set."""
+    """The largest working set on which all promises hold; where they hold nowhere, the smallest working set. Ties go to
+    the longest known prefix, then to the highest UUID.
+    """
 
     costs: StepCosts
     #: Share by which predicted times are taken to be longer.
@@ -48,15 +50,18 @@ class ConsolidateSloPlacement(Placement):
         now_s = index.now_ns / 1e9
         has_room = room > record.num_tokens
         may_hold = has_room & (slack_at_0 >= now_s + self._least_pause_s(record))
+        knowing = index.prefixes.knowing(record)
         packed = set()
-        for gpu in islice(columns.in_order(np.where(may_hold, -num_requests, np.inf)), MAX_ASKED):
+        largest_first = columns.prefer(np.where(may_hold, -num_requests, np.inf), knowing)
+        for gpu in islice(columns.in_order(largest_first), MAX_ASKED):
             forecast = self._forecast(gpu, (record,), now_s)
             if forecast.slack_s < 0.0:
                 columns.refuse(gpu)
             elif forecast.keeps_promises_of_newcomers:
                 packed.add(gpu)
                 yield gpu
-        for gpu in columns.in_order(np.where(has_room, num_requests, np.inf)):
+        smallest_first = columns.prefer(np.where(has_room, num_requests, np.inf), knowing)
+        for gpu in columns.in_order(smallest_first):
             if gpu not in packed:
                 yield gpu
 

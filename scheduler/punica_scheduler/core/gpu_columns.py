@@ -4,7 +4,7 @@ Only GPUs that changed since the last look are written again. A pass over a thou
 ``GpuIndex`` cost; a Python loop would cost fifty.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +70,13 @@ class GpuColumns:
     def refuse(self, gpu: GpuRecord) -> None:
         """Until the GPU changes, its last figure is the least that there is: nobody needs to ask it again."""
         self._table[-1, self._place[gpu]] = -np.inf
+
+    def prefer(self, cost: Column, gpus: Iterable[GpuRecord]) -> Column:
+        """The cost, of whole numbers, changed so that these GPUs come before others of the same, in their order."""
+        for rank, gpu in enumerate(gpus):
+            if (place := self._place.get(gpu)) is not None:
+                cost[place] -= 1.0 / (rank + 2)
+        return cost
 
     def in_order(self, cost: Column) -> Iterator[GpuRecord]:
         """GPUs of finite cost from the least up; of equals, the highest UUID first.

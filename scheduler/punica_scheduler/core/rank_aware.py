@@ -20,7 +20,7 @@ PENALTY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RankAwarePlacement(Placement):
-    """The least cost first; ties go to the highest UUID.
+    """The least cost first; of empty GPUs the one with the longest known prefix, and ties go to the highest UUID.
 
     With S the requests of a GPU that run and Q those that wait for their prefills, the cost of request r is
     |S + Q| * (dPre / typical answer + dDec + penalty), where dPre = PrePerf(Q + r) - PrePerf(Q),
@@ -50,7 +50,8 @@ class RankAwarePlacement(Placement):
         added_s = after_s - before_s + self._added_prefill_s(record, num_queued) / index.typical.num_answer
         promised_s = np.minimum(tightest_s, record.time_per_token_s or np.inf)
         cost = num_rows * (added_s + PENALTY_S * (after_s > promised_s))
-        gpus = columns.in_order(np.where(room > record.num_tokens, cost, np.inf))
+        empty = (gpu for gpu in index.prefixes.knowing(record) if not gpu.working_set)  # these alone cost 0, all alike
+        gpus = columns.in_order(columns.prefer(np.where(room > record.num_tokens, cost, np.inf), empty))
         return _near_first(gpus, record) if self.adapters_on_host else gpus
 
     def _added_prefill_s(self, record: RequestRecord, num_queued: Column) -> Column | float:

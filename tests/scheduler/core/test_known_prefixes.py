@@ -2,6 +2,7 @@
 
 import pytest
 
+from all_placements import ALL_PLACEMENTS
 from punica_scheduler.core import known_prefixes
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.known_prefixes import KnownPrefixes
@@ -84,11 +85,27 @@ def test_of_equal_gpus_the_one_that_knows_the_prefix_is_taken(new_cluster: NewCl
     assert cluster.arrives("r3", prompt=3) == ["C: start r3"], "no page of it is known"
 
 
-def test_a_known_prefix_makes_no_gpu_of_a_smaller_working_set_win(new_cluster: NewCluster) -> None:
-    cluster = new_cluster()
+@pytest.mark.parametrize("name", ["punica", "most_idle", "rank_aware", "consolidate_slo"])
+def test_policies_that_hold_gpus_equal_prefer_a_known_prefix(new_cluster: NewCluster, name: str) -> None:
+    cluster = new_cluster(placement=ALL_PLACEMENTS[name]())
+    for uuid in "ABCD":
+        cluster.gpu_joins(uuid, pages=64, prefix_caching=SHARING)
+    cluster.reports("A", [], hints=_hints(10))
+    cluster.reports("B", [], hints=_hints(40))
+    assert cluster.arrives("r1", prompt=40) == ["B: start r1"], "the longest one"
+    cluster.is_cancelled("r1")
+    cluster.is_drained("B")
+    assert cluster.arrives("r2", prompt=40) == ["A: start r2"]
+
+
+@pytest.mark.parametrize("name", ["punica", "consolidate_slo"])
+def test_a_known_prefix_does_not_make_up_for_a_smaller_working_set(new_cluster: NewCluster, name: str) -> None:
+    cluster = new_cluster(placement=ALL_PLACEMENTS[name]())
     cluster.gpu_joins("A", pages=64, prefix_caching=SHARING)
-    cluster.arrives("r1")
-    cluster.gpu_joins("B", pages=64, prefix_caching=SHARING)
+    cluster.arrives("r1", prompt=4)
+    cluster.steps("A", "r1")
+    for uuid in "BC":
+        cluster.gpu_joins(uuid, pages=64, prefix_caching=SHARING)
     cluster.reports("B", [], hints=_hints(40))
     assert cluster.arrives("r2", prompt=40) == ["A: start r2"]
 
