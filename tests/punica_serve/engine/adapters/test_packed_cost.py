@@ -20,6 +20,8 @@ from waits import DEADLINE_S
 _CPU, _DTYPE = torch.device("cpu"), torch.bfloat16
 #: The goal is 0.2; the rest is for a machine that runs other things on the same cores.
 _MOST = 0.25
+#: The least of many loads is one that nothing disturbed.
+_NUM_ROUNDS = 6
 
 
 @pytest.mark.slow
@@ -31,13 +33,15 @@ def test_a_packed_form_is_loaded_in_a_fifth_of_the_processor_time(tmp_path: Path
     host_cache = HostCache(HostMemory(1 << 26))
     host_cache._memory.bytes.zero_()  # the system hands out memory as it is touched, once
 
-    def seconds(reader: AdapterReader) -> float:
-        spent = min(_spent_on_load(reader, host_cache, ref) for ref in refs)
-        reader.close()
-        return spent
-
-    unpacked = seconds(AdapterReader(host_cache, model, _DTYPE, _CPU))
-    packed = seconds(AdapterReader(host_cache, model, _DTYPE, _CPU, PackedStore(cache, model, _DTYPE)))
+    unpacking = AdapterReader(host_cache, model, _DTYPE, _CPU)
+    packed_reader = AdapterReader(host_cache, model, _DTYPE, _CPU, PackedStore(cache, model, _DTYPE))
+    times_s = [
+        [_spent_on_load(reader, host_cache, ref) for reader in (unpacking, packed_reader)]
+        for ref in refs * _NUM_ROUNDS  # in turn: what else the machine does costs both
+    ]
+    unpacking.close()
+    packed_reader.close()
+    unpacked, packed = map(min, zip(*times_s, strict=True))
     assert packed <= _MOST * unpacked, f"{packed / unpacked:.3f} of {1e3 * unpacked:.1f} ms"
 
 
