@@ -116,16 +116,7 @@ def _rotary_append(
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]
     mask = (head < HEADS + 2 * KV_HEADS) & (pair < PAIRS)
     i, j = _elements(pair, PAIRS, ROTATED_PAIRS)
-    column = head * (2 * PAIRS)
-    first, second = _load_pairs(qkv + row * qkv_stride + column, i, j, mask)
-    if delta is not None:
-        delta_first, delta_second = _load_pairs(delta + row * delta_stride + column, i, j, mask)
-        first += delta_first
-        second += delta_second
-    if bias is not None:
-        bias_first, bias_second = _load_pairs(bias + column, i, j, mask)
-        first += bias_first
-        second += bias_second
+    first, second = _load_row(qkv, delta, bias, row, qkv_stride, delta_stride, head * (2 * PAIRS), i, j, mask)
 
     is_query = head < HEADS
     q_or_k_first, q_or_k_second = first, second
@@ -147,6 +138,21 @@ def _rotary_append(
     value_head = head - HEADS - KV_HEADS
     value = _in_cache(values, slot, value_head, value_page_stride, value_slot_stride, value_head_stride, PAGE_SIZE)
     _store_pairs(value, i, j, first, second, has_slot & (value_head >= 0))
+
+
+@triton.jit
+def _load_row(qkv, delta, bias, row, qkv_stride, delta_stride, column, i, j, mask):
+    """Two float32 [heads, pairs]: the elements i and j of each head of a row, with delta and bias."""
+    first, second = _load_pairs(qkv + row * qkv_stride + column, i, j, mask)
+    if delta is not None:
+        delta_first, delta_second = _load_pairs(delta + row * delta_stride + column, i, j, mask)
+        first += delta_first
+        second += delta_second
+    if bias is not None:
+        bias_first, bias_second = _load_pairs(bias + column, i, j, mask)
+        first += bias_first
+        second += bias_second
+    return first, second
 
 
 @triton.jit

@@ -66,12 +66,7 @@ def sgmv_expand(
     y += first_row * y_stride + n_start
     v += slice_id * (SPLIT_K * MAX_RANKS) + first_row * V_ROW
     if num_rank_blocks == 0:
-        # Even if nothing is written: a PDL dependent of this kernel also relies on its predecessors.
-        if PDL_WAIT:
-            tl.extra.cuda.gdc_wait()
-        if not ACCUMULATE:
-            for row in range(rows):
-                tl.store(y + row * y_stride + ns, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
+        _expand_nothing(y, ns, rows, inside, y_stride, BLOCK_N, ACCUMULATE, PDL_WAIT)
     elif rows > 1:
         # Narrower than a row's block: a wider one would take more registers, and all programs have the most of any.
         for column_block in tl.range(first_block, BLOCK_N // TILE_N, block_step, num_stages=1):
@@ -118,6 +113,19 @@ def sgmv_expand(
                     ACCUMULATE,
                     PDL_WAIT,
                 )
+
+
+@triton.jit
+def _expand_nothing(
+    y, ns, rows, inside, y_stride, BLOCK_N: tl.constexpr, ACCUMULATE: tl.constexpr, PDL_WAIT: tl.constexpr
+):
+    """Rows without LoRA: zeros, where nothing is to be kept."""
+    # Even if nothing is written: a PDL dependent of this kernel also relies on its predecessors.
+    if PDL_WAIT:
+        tl.extra.cuda.gdc_wait()
+    if not ACCUMULATE:
+        for row in range(rows):
+            tl.store(y + row * y_stride + ns, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
