@@ -101,7 +101,6 @@ def test_model_shapes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dty
     case = make_case(heads, kv_heads, head_dim, 16, dtype, requests)
     case.share([(list(range(first, 32, 4)), 40 + 6 * first) for first in range(4)])
     for num_programs in (case.shape.num_programs, 60):
-        case.shape = replace(case.shape, num_programs=num_programs)
         case.divide(num_programs)
         check(case, triton.paged_attention)
         first = case.run(triton.paged_attention)

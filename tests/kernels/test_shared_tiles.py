@@ -2,9 +2,11 @@
 
 from collections import Counter
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,3 +141,21 @@ def test_large_groups_form_blocks_as_equal_as_can_be(size: int, expected: list[i
     groups = PrefixGroups(np.arange(size), np.array([0, size]), np.array([40]))
     tiles, _ = _fill(shape, [170] * size, groups)
     assert [tile[TileField.NUM_ROWS] for tile in tiles if tile[TileField.NUM_TOKENS] == 160] == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "expected"),
+    [(1, 32, 32, 16), (1, 32, 8, 4), (1, 28, 4, 2), (1, 32, 2, 0), (1, 64, 1, 0), (512, 32, 32, 0)],
+)
+def test_only_decodes_of_which_a_program_holds_several_share(
+    rows: int, heads: int, kv_heads: int, expected: int
+) -> None:
+    """The rows that read a prefix together; 0: the table is the usual one."""
+    cpu = torch.device("cpu")
+    given: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "dtype": torch.bfloat16, "device": cpu}
+    usual = AttentionShape.of(32, rows, **given)
+    shape = AttentionShape.of(32, rows, shares_prefixes=True, **given)
+    if expected:
+        assert shape.shares_prefixes and shape.block_queries == expected and shape.num_words > usual.num_words
+    else:
+        assert shape == usual
