@@ -22,7 +22,7 @@ def is_own(name: str) -> bool:
 
 
 def label_of(name: str) -> str:
-    """The name in tables and pictures: of your own policy, that of its class."""
+    """The name in tables and pictures: for your own policy, that of its class."""
     return name.rpartition(":")[2]
 
 

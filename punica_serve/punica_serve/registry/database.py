@@ -39,8 +39,8 @@ class Database:
         """``url`` as in the config. Does not connect yet. Raises RegistryUnavailable and ConfigError for a file."""
         parsed = _parsed(url)
         self.deadline_s = deadline_s
-        #: For operators: without the password, and without parameters, since one may be a password.
         is_file = parsed.drivername == "sqlite"
+        #: For operators: without the password, and without parameters, since one may be a password.
         self.shown_url = url if is_file else parsed.set(query={}).render_as_string(hide_password=True)
         wait_s = deadline_s * _WAIT_SHARE
         self._engine = _engine(parsed, wait_s=wait_s)

@@ -6,7 +6,7 @@ display.py      what the terminal can show, and the viewer's choices
 screen.py       all lines
 gpu_table.py    the rows of gpu_rows.py: the heat map (heat_map.py), and figures beside it (gpu_figures.py)
 adapter_rows.py, event_kinds.py   the parts below
-terminal.py, keys.py the terminal
+terminal.py, keys.py   the terminal
 """
 
 import asyncio

@@ -27,7 +27,7 @@ def runner_id(node_id: str) -> str:
 def next_nodes(
     nodes: RayNodes, alive: Set[str], advice: ScaleAdvice, *, num_gpus: int, gpus_per_runner: int
 ) -> RayNodes:
-    """The nodes that follows the advice. ``num_gpus`` have joined so far; ``alive`` nodes could have a runner.
+    """The nodes that follow the advice. ``num_gpus`` have joined so far; ``alive`` nodes could have a runner.
 
     Every node that Ray adds gets a runner. Further nodes are counted from the GPUs that have joined, not from the
     runners: a starting runner already answers the advice, and does not add to it.

@@ -62,7 +62,7 @@ async def place_actors(
 
     Returns before Ray has placed them.
     """
-    return await asyncio.to_thread(_take_seats, roles, bundles, node_id)
+    return await asyncio.to_thread(_place_actors, roles, bundles, node_id)
 
 
 async def give_back(actors: Sequence[PlacedActor]) -> None:
@@ -76,13 +76,13 @@ def _give_back(actors: Sequence[PlacedActor]) -> None:
     remove_placement_group(actors[0].group)
 
 
-def _take_seats(roles: Sequence[Role], bundles: Sequence[Resources], node_id: str | None) -> list[PlacedActor]:
+def _place_actors(roles: Sequence[Role], bundles: Sequence[Resources], node_id: str | None) -> list[PlacedActor]:
     labels = [{NODE_ID_LABEL: node_id}] * len(bundles) if node_id else None
     group = placement_group([dict(bundle) for bundle in bundles], strategy="SPREAD", bundle_label_selector=labels)
-    return [_take_seat(role, group, index, bundles[index]) for index, role in enumerate(roles)]
+    return [_place_actor(role, group, index, bundles[index]) for index, role in enumerate(roles)]
 
 
-def _take_seat(role: Role, group: PlacementGroup, index: int, bundle: Resources) -> PlacedActor:
+def _place_actor(role: Role, group: PlacementGroup, index: int, bundle: Resources) -> PlacedActor:
     custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
     actor: Any = (
         ray.remote(ProcessActor)
