@@ -1,6 +1,7 @@
 """Loads a placement policy of your own from its file; docs/scheduling.md has an example."""
 
 import importlib.util
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,16 @@ def load_placement(name: str, costs: StepCosts | None) -> Placement:
 
 
 def _module_of(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec = importlib.util.spec_from_file_location(f"own_placement:{file}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise _error(f"{file} is not there")
     module = importlib.util.module_from_spec(spec)
+    # A dataclass whose annotations are strings looks for its module there.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         where = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         line = f", line {where[-1]}" if where else ""
         raise _error(f"{file}{line}: {type(error).__name__}: {error}") from error

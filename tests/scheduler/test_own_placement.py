@@ -30,6 +30,12 @@ def test_it_gets_the_costs_of_the_profile() -> None:
     assert _costs_of(settings_of(SchedulerConfig(placement=EXAMPLE)).placement) is None
 
 
+def test_its_dataclass_may_have_annotations_as_strings(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from __future__ import annotations\n" + Path(EXAMPLE.rpartition(":")[0]).read_text())
+    assert _costs_of(load_placement(f"{file}:PackToHalf", None)) is None
+
+
 def _costs_of(placement: Placement) -> object:
     return getattr(placement, "costs", "none")
 
