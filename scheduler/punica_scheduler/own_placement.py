@@ -21,6 +21,8 @@ def load_placement(name: str, costs: StepCosts | None) -> Placement:
     if not isinstance(found, type) or Placement not in found.__mro__:
         base = f"{Placement.__module__}.{Placement.__name__}"
         raise _error(f"{file} has no class {class_name} that inherits from {base}")
+    if getattr(found, "candidates", None) is Placement.candidates:
+        raise _error(f"{class_name} of {file} has no method `candidates`, which yields GPUs in order of preference")
     try:
         made: Placement = found(costs)
     except Exception as error:

@@ -49,7 +49,12 @@ def _costs_of(placement: Placement) -> object:
         ("class Mine: pass", r"has no class Mine that inherits from punica_scheduler.core.placement.Placement"),
         ("Mine = 7", "has no class Mine"),
         (
-            "from punica_scheduler.core.placement import Placement\nclass Mine(Placement):\n  def __init__(self): pass",
+            "from punica_scheduler.core.placement import Placement\nclass Mine(Placement):\n  pass",
+            "Mine of .* has no method `candidates`",
+        ),
+        (
+            "from punica_scheduler.core.placement import Placement\nclass Mine(Placement):\n"
+            "  def __init__(self): pass\n  def candidates(self, record, index): return iter(())",
             "Mine of .* can't be made with one argument, the costs of steps: TypeError",
         ),
     ],

@@ -64,7 +64,7 @@ class GpuRecord:
     #: Tokens of the longest request, with its next one, that would find pages.
     room: int = field(init=False)
     #: By digest: requests of the working set that use the adapter.
-    num_users: dict[str | None, int] = field(default_factory=dict)
+    adapter_refcounts: dict[str | None, int] = field(default_factory=dict)
     #: Pages of the LoRA pool that those adapters take, by group.
     lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
     #: What the working set costs, for placements that ask.
@@ -171,7 +171,7 @@ class GpuRecord:
 
     def has_adapter_of(self, record: RequestRecord) -> bool:
         """Whether the adapter is on the GPU, or on its way there."""
-        return record.digest is None or record.digest in self.num_users or record.digest in self.resident
+        return record.digest is None or record.digest in self.adapter_refcounts or record.digest in self.resident
 
     def pages_ahead_of(self, record: RequestRecord) -> int:
         """The most that a request of the working set holds until STEPS_AHEAD steps from now.
@@ -187,10 +187,12 @@ class GpuRecord:
 
     def _fits_lora(self, record: RequestRecord) -> bool:
         """Whether the adapters of the working set and the request's fit the LoRA pool together."""
-        return record.digest in self.num_users or self._fits_pool(record.lora_pages)
+        return record.digest in self.adapter_refcounts or self._fits_pool(record.lora_pages)
 
     def _fits_loras(self, records: Sequence[RequestRecord]) -> bool:
-        newcomers = {record.digest: record.lora_pages for record in records if record.digest not in self.num_users}
+        newcomers = {
+            record.digest: record.lora_pages for record in records if record.digest not in self.adapter_refcounts
+        }
         pages: Counter[LoraGroup] = Counter()
         for lora_pages in newcomers.values():
             pages.update(lora_pages)
@@ -206,9 +208,9 @@ class GpuRecord:
         """Adds a request to the working set; returns the number of the start command."""
         self.load_sums.add(assignment.counter, record, self.next_step, self.prefill_step_of(record))
         self.working_set[assignment.counter] = record
-        num_users = self.num_users.get(record.digest, 0)
-        self.num_users[record.digest] = num_users + 1
-        if not num_users:
+        refcount = self.adapter_refcounts.get(record.digest, 0)
+        self.adapter_refcounts[record.digest] = refcount + 1
+        if not refcount:
             for group, pages in record.lora_pages.items():
                 self.lora_pages[group] += pages
         self.num_pages_ahead += self.pages_to_place(record)
@@ -223,9 +225,9 @@ class GpuRecord:
         self.ending -= {assignment.counter}
         self.load_sums.remove(assignment.counter, record)
         self.num_pages_ahead -= self.pages_ahead_of(record)
-        self.num_users[record.digest] -= 1
-        if not self.num_users[record.digest]:
-            del self.num_users[record.digest]
+        self.adapter_refcounts[record.digest] -= 1
+        if not self.adapter_refcounts[record.digest]:
+            del self.adapter_refcounts[record.digest]
             if record.digest in self.resident:
                 self.unused_since_ns[record.digest] = now_ns
             for group, pages in record.lora_pages.items():
@@ -308,7 +310,7 @@ class GpuRecord:
         num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed)
         require(self.num_room_pages == num_free_pages, f"room of {self.uuid}")
         require(self.room == self.page_rule.longest(num_free_pages), f"room of {self.uuid}")
-        require(self.num_users == Counter(record.digest for record in records), f"adapters of {self.uuid}")
+        require(self.adapter_refcounts == Counter(record.digest for record in records), f"adapters of {self.uuid}")
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():
             lora_pages.update(pages)
@@ -330,7 +332,8 @@ class GpuRecord:
             tokens=self.num_tokens,
             is_draining=self.is_draining,
             adapters_used_ns=tuple(
-                now_ns if digest in self.num_users else self.unused_since_ns.get(digest, 0) for digest in self.resident
+                now_ns if digest in self.adapter_refcounts else self.unused_since_ns.get(digest, 0)
+                for digest in self.resident
             ),
             num_cached_adapters=len(self.cached),
             num_known_kv_pages=self.num_known_pages,

@@ -46,7 +46,7 @@ def miscount_pages(state: ClusterState) -> None:
 
 
 def miscount_adapters(state: ClusterState) -> None:
-    state.fleet.gpus["A"].num_users["stranger"] = 1
+    state.fleet.gpus["A"].adapter_refcounts["stranger"] = 1
 
 
 def drain_in_part(state: ClusterState) -> None:
