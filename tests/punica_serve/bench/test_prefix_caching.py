@@ -63,7 +63,9 @@ def test_the_same_requests_are_compared(rows: tuple[PatternResult, ...]) -> None
 
 def test_it_leaves_tables_and_json(subject: Subject, rows: tuple[PatternResult, ...], tmp_path: Path) -> None:
     host = measure_host_time(num_known_pages=300, batch_size=2, prompt_tokens=50)
-    assert host.num_known_pages >= 288 and host.step_us > 0 and host.request_us > 0
+    assert host.num_known_pages >= 288
+    # Known pages add about nothing to a step, so noise may make it negative.
+    assert abs(host.step_us) < host.request_us
     leave(make_report(subject, SETTINGS, rows, host), tmp_path, Console(width=200))
     document = json.loads((tmp_path / "prefix-caching.json").read_text())
     assert [row["load"] for row in document["tables"]["ratios"]][-1] == "no reuse"

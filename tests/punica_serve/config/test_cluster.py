@@ -99,7 +99,10 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ('engine: {model: m}\nrunner: {devices: ["cuda:0", "cuda:0"], tensor_parallel: 2}', "names cuda:0 twice"),
         ('engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu,cpu"], tensor_parallel: 2}', "not both"),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0,cuda:1", "cuda:1"]}', "`devices` names cuda:1 twice"),
-        ("engine: {model: m, exchange: two_shot}", "`engine.exchange`: must be 'auto' or 'nccl', got 'two_shot'"),
+        (
+            "engine: {model: m, exchange: two_shot}",
+            "`engine.exchange`: must be 'auto', 'nccl' or 'fused', got 'two_shot'",
+        ),
         (
             'engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu"]}',
             "`devices` has workers of different sizes: 'cpu,cpu' has 2, 'cpu' has 1; make all groups equal",
