@@ -45,7 +45,7 @@ class AttentionShape:
     """The capacity of a call."""
 
     max_requests: int
-    #: Of one request.
+    #: Query rows of one request, at most.
     max_query_rows: int
     heads: int
     kv_heads: int

@@ -61,7 +61,7 @@ def _launch(
 
 
 def row_config(width: int) -> dict[str, int]:
-    """Of kernels whose programs hold a row of this width in registers."""
+    """The sizes and warps of kernels whose programs hold a row of this width in registers."""
     block = triton.next_power_of_2(width)
     return {"WIDTH": width, "BLOCK": block, "num_warps": min(16, max(4, block // 512))}
 

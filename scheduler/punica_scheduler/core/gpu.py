@@ -53,7 +53,7 @@ class GpuRecord:
     repeated_rows: RepeatedRows | None = None
     #: Pages that the working set needs STEPS_AHEAD steps from now.
     num_pages_ahead: int = 0
-    #: What its newest report says of shared pages: holders beyond each page's first, and pages that could be found.
+    #: Shared pages in its newest report: holders beyond each page's first, and pages that could be found.
     num_shared_pages: int = 0
     num_known_pages: int = 0
     #: Tokens that its worker has looked up, and those that it has found.
@@ -67,7 +67,7 @@ class GpuRecord:
     adapter_refcounts: dict[str | None, int] = field(default_factory=dict)
     #: Pages of the LoRA pool that those adapters take, by group.
     lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
-    #: What the working set costs, for placements that ask.
+    #: The costs of the working set, for placements that ask.
     load_sums: GpuLoad = field(default_factory=GpuLoad)
     resident: tuple[str, ...] = ()
     #: When a request last left each of these adapters without users.

@@ -21,7 +21,7 @@ class GpuLoad:
         self.lora = LoraAccount()
         #: Requests that have no token of this assignment yet.
         self.prefills = PrefillQueue()
-        #: Of those that have one.
+        #: The slack of requests that have one.
         self.slack = Slack()
         #: Promised times per token -> requests.
         self._promises: Counter[float] = Counter()

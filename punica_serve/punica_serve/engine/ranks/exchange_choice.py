@@ -35,7 +35,7 @@ Microseconds = Annotated[float, Field(strict=True, gt=0)]
 class ExchangeTime(ConfigModel):
     """µs of one sum by each way that was measured, and of a layer's exchange with its sums and its norm."""
 
-    #: Of each rank's tensor.
+    #: The size of each rank's tensor.
     bytes: Int32
     nccl: Microseconds
     one_shot: Microseconds | None = None
