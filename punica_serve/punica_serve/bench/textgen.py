@@ -84,6 +84,8 @@ class TextgenMeasured:
     workload: Workload
     #: Rows that could not be measured, and why.
     failures: tuple[str, ...] = ()
+    #: See ``Engine.launch_lags_us``.
+    launch_lags_us: tuple[float, ...] = ()
 
 
 _Stock = Mapping[str, Sequence[AdapterRef]]
@@ -112,9 +114,10 @@ def run(subject: Subject, settings: TextgenSettings, progress: Progress) -> Text
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
             _warm_up(engine, stock["host"][-settings.batch_size :], workload)
             times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
+            lags_us = tuple(engine.launch_lags_us())
         finally:
             engine.close()
-    return TextgenMeasured(times, rates, workload, failures)
+    return TextgenMeasured(times, rates, workload, failures, lags_us)
 
 
 def _rates(subject: Subject) -> DeviceRates | None:

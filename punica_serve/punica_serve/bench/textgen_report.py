@@ -171,6 +171,9 @@ def _facts(measured: TextgenMeasured, speed: dict[str, float]) -> dict[str, Valu
     if measured.rates is not None:
         facts["copy rate, TB/s"] = measured.rates.copy_bytes_per_s / 1e12
         facts["product rate, TFLOP/s"] = measured.rates.product_flop_per_s / 1e12
+    if len(measured.launch_lags_us) > 1:
+        percent = statistics.quantiles(measured.launch_lags_us, n=100)
+        facts |= {f"launch of the last rank after the leader's, p{p}, µs": percent[p - 1] for p in (50, 99)}
     return facts
 
 

@@ -310,6 +310,13 @@ class Engine:
         self._requests.check_invariants()
         self._group.audit(self._loader.adapters.pages_by_digest)
 
+    def launch_lags_us(self) -> list[float]:
+        """How much later than this rank the last one of its group launched each of the newest steps, in µs.
+
+        Oldest first; none without a group. No step may be running. Raises RankLost.
+        """
+        return self._group.launch_lags_us()
+
     def _make_runner(self, config: EngineConfig, parts: EngineParts) -> StepRunner:
         runner = make_runner(
             config,

@@ -48,6 +48,8 @@ class GroupRunner:
         self._group.send_step(plan)
         try:
             with self._group.step_wait.waiting():
-                return _GroupStep(self._own.launch(plan), self._group.step_wait)
+                launched = self._own.launch(plan)
         except RuntimeError as error:  # so end exchanges on CPUs whose peer is gone
             raise self._group.loss_after(error) from error
+        self._group.launches.mark()
+        return _GroupStep(launched, self._group.step_wait)

@@ -59,6 +59,10 @@ class LedGroup:
         if self._group is not None:
             self._group.audit(adapters)
 
+    def launch_lags_us(self) -> list[float]:
+        """See ``RankGroup.launch_lags_us``; none without a group."""
+        return self._group.launch_lags_us() if self._group is not None else []
+
     def kill(self) -> None:
         """Ends the ranks by force, after a start that has failed."""
         if self._group is not None:

@@ -14,6 +14,7 @@ from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import Agree, EngineParts, alone
 from punica_serve.engine.host_tiers import HostTiers
+from punica_serve.engine.ranks.launch_times import LaunchTimes
 from punica_serve.engine.ranks.rank_adapters import RankAdapters
 from punica_serve.engine.ranks.rank_assist import RankAssist
 from punica_serve.engine.ranks.rank_copies import RankCopies
@@ -61,6 +62,7 @@ class RankEngine:
         )
         self._assist = RankAssist(tiers.assist, tiers.cache, self._copies, reply)
         self._adapters = RankAdapters(self._copies, tiers.cache, reader)
+        self._launches = LaunchTimes()
         self._opened = ExitStack()
         self._runner = make_runner(
             config,
@@ -81,6 +83,7 @@ class RankEngine:
         self._cache.clear(self._steps.empty_pages)
         with suppress(ArrivalFailed):  # the leader plans it anew
             self._runner.launch(plan)
+            self._launches.mark()
         self._assist.finish(plan, self._runner.newest_end)
         used = (digest for sequence in plan.sequences if (digest := sequence.digest) is not None)
         self._copies.mark_used(used, self._runner.newest_end)
@@ -107,7 +110,7 @@ class RankEngine:
             case SlowCopies():
                 self._lora_pool.copies_per_page = command.factor
             case AuditRank():
-                books = RankBooks(self._steps.known, self._copies.pages_by_digest)
+                books = RankBooks(self._steps.known, self._copies.pages_by_digest, self._launches.newest_ns)
                 self._reply(Done(command.number, books=books))
             case StopRank():
                 return False

@@ -62,6 +62,9 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
     with LLM(tiny_llama, adapters, tensor_parallel=2, prefill_budget_tokens=8, prefix_caching=True, **settings) as llm:
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()
+        lags_us = llm.engine.launch_lags_us()
+        assert lags_us
+        assert all(abs(lag_us) < 1e6 for lag_us in lags_us), "the ranks launched the same steps"
         assert capfd.readouterr().err == ""
         (rank,) = llm.engine.ranks
         os.kill(rank.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.ranks.launch_times import LaunchTimes, launch_lags_us
 from punica_serve.engine.ranks.message_ring import RingStuck
 from punica_serve.engine.ranks.pending_commands import PendingCommands
 from punica_serve.engine.ranks.rank_loss import RankLost
@@ -56,6 +57,8 @@ class RankGroup:
         self._encoder = StepEncoder()
         #: Exchanges between CPUs end by themselves, a little earlier.
         self.step_wait = StepWait(settings.exchange_timeout_s + settings.silence_timeout_s)
+        #: The leader's own.
+        self.launches = LaunchTimes()
         self.ranks = processes.ranks
         self._watch = RankWatch(self.ranks, settings.silence_timeout_s, self._take, self._check_waits, self._lose)
 
@@ -121,9 +124,13 @@ class RankGroup:
     def audit(self, adapters: dict[str, Pages]) -> None:
         """Compares the accounts of all ranks with the leader's. Raises AssertionError, RankLost if a rank is gone."""
         sequences = self._encoder.known
-        for books in self.call(AuditRank).result(self._settings.silence_timeout_s):
+        for books in self._books():
             require(books.sequences == sequences, "a rank knows other sequences, or other pages of them")
             require(books.adapters == adapters, "a rank has other adapters, or other pages of them")
+
+    def launch_lags_us(self) -> list[float]:
+        """See ``launch_lags_us``. No step may be running. Raises RankLost."""
+        return launch_lags_us(self.launches.newest_ns, [books.launched_ns for books in self._books()])
 
     def close(self) -> None:
         """Has all ranks end after the steps that were sent, and leaves no process behind."""
@@ -144,6 +151,9 @@ class RankGroup:
         self._processes.end(self._settings.stop_timeout_s if self._loss is None else 0.0)
 
     # -------------------------------------------------------------- inside
+
+    def _books(self) -> list[RankBooks]:
+        return self.call(AuditRank).result(self._settings.silence_timeout_s)
 
     def _write(self, frame: bytes) -> None:
         self.check()

@@ -125,12 +125,14 @@ class Proposal(Message, frozen=True):
 
 
 class RankBooks(Struct, frozen=True):
-    """A rank's accounts, which must equal the leader's."""
+    """A rank's accounts, which must equal the leader's, and the times of its launches."""
 
     #: Pages of each sequence that it knows, by number.
     sequences: dict[int, list[int]]
     #: Pages of each adapter on its device, by digest.
     adapters: dict[str, Pages]
+    #: When it launched its newest steps; see ``LaunchTimes.newest_ns``.
+    launched_ns: tuple[int, ...] = ()
 
 
 class Done(Message, frozen=True):
