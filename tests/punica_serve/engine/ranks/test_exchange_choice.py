@@ -18,6 +18,7 @@ from punica_serve.engine.ranks.exchange_choice import (
 from punica_serve.errors import ConfigError
 
 _H100 = "NVIDIA H100 80GB HBM3"
+_H200 = "NVIDIA H200"
 
 
 def _time(size: int, nccl: float, one_shot: float | None = None, two_shot: float | None = None) -> ExchangeTime:
@@ -75,11 +76,17 @@ def test_fused_can_be_set_for_groups_of_any_size(tiny_llama: Path) -> None:
         assert choice_of(config, device, num_ranks) == ExchangeChoice((), FUSED_BYTES)
 
 
-def test_no_table_that_ships_has_the_fused_kernel_which_nobody_has_measured(tiny_llama: Path) -> None:
-    config = EngineConfig(model=tiny_llama)
-    for device, num_ranks in ((_H100, 2), ("NVIDIA H200", 2)):
-        assert choice_of(config, device, num_ranks).max_bytes
-        assert not choice_of(config, device, num_ranks).max_fused_bytes
+@pytest.mark.parametrize(
+    ("device", "num_ranks", "max_fused_bytes"), [(_H100, 2, 16 << 20), (_H100, 4, 512 << 10), (_H200, 2, 0)]
+)
+def test_measured_groups_fuse_up_to_the_size_where_that_was_fastest(
+    tiny_llama: Path, device: str, num_ranks: int, max_fused_bytes: int
+) -> None:
+    """Two H200s have no times of it. A decode of 32 rows of a Llama-2-70B has 512 KiB."""
+    choice = choice_of(EngineConfig(model=tiny_llama), device, num_ranks)
+    assert choice.max_fused_bytes == max_fused_bytes
+    assert choice.way(512 << 10) == choice.way(16 << 20) == "two_shot"
+    assert choice.way(17 << 20) == "nccl"
 
 
 def test_what_nobody_measured_is_nccls(tiny_llama: Path, tmp_path: Path) -> None:
