@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from punica_serve.base_model.weight_files import weight_files
+from punica_serve.base_model.weight_files import named_files, weight_files
 from punica_serve.errors import ModelRejected
 from punica_serve.errors.reasons import why_unreadable
 
@@ -50,9 +50,14 @@ class StoredTensor:
 def list_weights(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a folder's weight files, by their names in the files.
 
-    Raises ModelRejected, with the file's name, for one that is missing or has another size than its header describes.
+    Raises ModelFileMissing, and ModelRejected, with the file's name and sizes, for one of another size than its header
+    describes.
     """
-    return {tensor.name: tensor for path in weight_files(folder) for tensor in _list_file(path)}
+    there = [path for path in named_files(folder) if os.path.isfile(path)]
+    listed = {tensor.name: tensor for path in there for tensor in _list_file(path)}
+    # Last: a file that was cut short is told first, since no other file will mend it.
+    weight_files(folder)
+    return listed
 
 
 def _list_file(path: Path) -> Iterator[StoredTensor]:
@@ -63,6 +68,9 @@ def _list_file(path: Path) -> Iterator[StoredTensor]:
             header = opened.read(min(num_header_bytes, _MAX_HEADER_BYTES))
     except OSError as error:
         raise ModelRejected(f"{path} can't be read: {why_unreadable(path) or error}", param=path.name) from error
+    if size < (least := _least_bytes(num_header_bytes)):
+        message = f"{path} is cut short: it has {size:,} bytes, and its header alone ends at {least:,}"
+        raise ModelRejected(f"{message}; download it again", param=path.name)
     try:
         entries = msgspec.json.decode(header, type=dict[str, _Entry])
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
@@ -70,6 +78,12 @@ def _list_file(path: Path) -> Iterator[StoredTensor]:
         raise ModelRejected(f"{what}; download it again", param=path.name) from error
     num_tensor_bytes = max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != (described := _NUM_LENGTH_BYTES + num_header_bytes + num_tensor_bytes):
-        what = f"{path} has {size:,} bytes, and its header describes {described:,}"
-        raise ModelRejected(f"{what}; download it again", param=path.name)
+        told = "is cut short: it has" if size < described else "has"
+        message = f"{path} {told} {size:,} bytes, and its header describes {described:,}"
+        raise ModelRejected(f"{message}; download it again", param=path.name)
     return (StoredTensor(path, name, entry.dtype, entry.shape) for name, entry in entries.items() if entry.dtype)
+
+
+def _least_bytes(num_header_bytes: int) -> int:
+    """The size of the smallest file with such a header. 0 if safetensors reads no header of that length."""
+    return _NUM_LENGTH_BYTES + num_header_bytes if num_header_bytes <= _MAX_HEADER_BYTES else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from punica_serve.errors import ConfigError, PunicaError
+from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.numbers import is_count
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def limit_lines(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
 
 
 def _files(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
-    """The files that the folder still lacks, or has in part: one with a config.json alone may be asked about, too.
+    """The files that the folder still lacks: one with a config.json alone may be asked about, too.
 
-    Raises ModelRejected for whole weights of another model.
+    Raises ModelRejected for files that are cut short or can't be read, and for weights of another model.
     """
     from punica_serve.base_model.checkpoint import check_tensors
     from punica_serve.base_model.weight_headers import list_weights
@@ -80,13 +80,13 @@ def _files(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
 
     try:
         listed = list_weights(engine.model)
-    except PunicaError as error:
+    except ModelFileMissing as error:
         yield f"not there yet: {error.message}"
     else:
         check_tensors(engine.model, listed, model)
     try:
         Tokenizer.from_folder(engine.tokenizer_folder)
-    except PunicaError as error:
+    except ModelFileMissing as error:
         yield f"not there yet: {error.message}"
 
 

@@ -21,6 +21,7 @@
     |- RequestFailed          the operator: the cluster gave up on one request                 HTTP 500
     |- AdapterRejected        the adapter's owner: it can't be applied exactly as PEFT does
     |- ModelRejected          the operator: the base model's folder can't be served
+    |  `- ModelFileMissing    the operator: a file of the folder is not there, yet or at all
     |- ConfigError            the operator: a config file, flag or address is wrong            exit code 2
     `- ProtocolError          us, or the operator: an invalid frame, or a peer of another version
 
@@ -186,6 +187,10 @@ class ModelRejected(PunicaError):
     """A base model folder that can't be read or that the engine does not implement. ``param`` is the file or field."""
 
     code = "model_rejected"
+
+
+class ModelFileMissing(ModelRejected):
+    """A file that the base model needs is not in its folder: nobody has put it there, or a download still runs."""
 
 
 class ConfigError(PunicaError):

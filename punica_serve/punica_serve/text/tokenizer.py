@@ -14,7 +14,7 @@ import tokenizers
 import tokenizers.decoders
 
 from punica_serve.base_model.model_files import read_object
-from punica_serve.errors import InvalidRequest, ModelRejected
+from punica_serve.errors import InvalidRequest, ModelFileMissing, ModelRejected
 from punica_serve.errors.reasons import reason_of
 from punica_serve.text.chat_template import ChatTemplate
 
@@ -50,14 +50,15 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Self:
         """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja; only the first is required.
 
-        Raises ModelRejected.
+        Raises ModelFileMissing for a missing one, and ModelRejected.
         """
         path = folder / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except OSError as error:
             message = f"{path} can't be read: {error.strerror}; set `engine.tokenizer` to a folder that has it"
-            raise ModelRejected(message, param=path.name) from error
+            kind = ModelFileMissing if isinstance(error, FileNotFoundError) else ModelRejected
+            raise kind(message, param=path.name) from error
         # The library raises a bare Exception for a file that it can't parse.
         except Exception as error:
             raise ModelRejected(f"{path} is not a valid tokenizer: {error}", param=path.name) from error

@@ -108,12 +108,22 @@ def test_options_that_say_nothing_are_refused(cli: Cli, arguments: list[str], me
     assert exit_code == 2 and message in stderr
 
 
-def test_weights_cut_short_are_told_of_a_folder_and_refused_in_a_config(
-    cli: Cli, write_config: Callable[..., Path], model_folder: Path
+@pytest.mark.parametrize(
+    ("num_kept", "told"), [(-1, "and its header describes "), (9, "and its header alone ends at ")]
+)
+def test_weights_cut_short_are_refused_with_both_sizes_in_a_folder_and_in_a_config(
+    cli: Cli, write_config: Callable[..., Path], model_folder: Path, num_kept: int, told: str
 ) -> None:
     weights = model_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:9])
-    exit_code, stdout, _ = cli("config", "check", str(model_folder))
-    assert exit_code == 0 and f"not there yet: {weights} has 9 bytes" in stdout
-    exit_code, _, stderr = cli("config", "check", str(write_config()))
-    assert exit_code == 2 and "download it again" in stderr
+    weights.write_bytes(kept := weights.read_bytes()[:num_kept])
+    for argument in (model_folder, write_config()):
+        exit_code, stdout, stderr = cli("config", "check", str(argument))
+        assert exit_code == 2 and "not there yet" not in stdout
+        assert f"{weights} is cut short: it has {len(kept):,} bytes, {told}" in stderr and "download it again" in stderr
+
+
+def test_a_tokenizer_cut_short_is_refused(cli: Cli, model_folder: Path) -> None:
+    tokenizer = model_folder / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes()[:-1])
+    exit_code, _, stderr = cli("config", "check", str(model_folder))
+    assert exit_code == 2 and f"{tokenizer} is not a valid tokenizer" in stderr
