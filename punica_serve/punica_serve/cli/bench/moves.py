@@ -13,7 +13,7 @@ from punica_serve.cli.bench.engine_options import (
     ShapeOption,
     subject_of,
 )
-from punica_serve.cli.bench.prompts import AttentionBackend
+from punica_serve.cli.bench.prompts import AttentionOption
 
 
 def command(
@@ -22,7 +22,7 @@ def command(
     device: EngineDeviceOption = None,
     out: OutOption = DEFAULT_OUT,
     attention: Annotated[
-        list[AttentionBackend] | None,
+        list[AttentionOption] | None,
         typer.Option(help="Backends to move between, repeatable; default triton and flashinfer."),
     ] = None,
     requests: Annotated[int, typer.Option(min=1, max=100_000, help="Requests.")] = 64,
@@ -42,6 +42,6 @@ def command(
         message = f"`--moves` is {moves}, and answers of {length[1]} tokens have fewer places for moves; take fewer"
         raise ConfigError(message, param="moves")
     backends = tuple(
-        dict.fromkeys(name.value for name in attention or (AttentionBackend.TRITON, AttentionBackend.FLASHINFER))
+        dict.fromkeys(name.value for name in attention or (AttentionOption.TRITON, AttentionOption.FLASHINFER))
     )
     measure(partial(run, subject, MoveSettings(backends, requests, *length, moves)), out, REFRESH_PER_S)

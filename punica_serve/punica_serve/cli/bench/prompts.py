@@ -19,8 +19,8 @@ from punica_serve.cli.bench.engine_options import (
 _LENGTHS = (512, 2048, 4000)
 
 
-class AttentionBackend(StrEnum):
-    """The values of `engine.attention`."""
+class AttentionOption(StrEnum):
+    """The values of `--attention`: those of `engine.attention`."""
 
     AUTO = "auto"
     TRITON = "triton"
@@ -37,7 +37,7 @@ def command(
         typer.Option(min=1, max=1_000_000, help="Lengths of prompts, repeatable; default 512, 2048 and 4000."),
     ] = None,
     attention: Annotated[
-        list[AttentionBackend] | None,
+        list[AttentionOption] | None,
         typer.Option(help="Backends to compare, repeatable; default triton and flashinfer."),
     ] = None,
     prefill_budget: Annotated[int, typer.Option(min=1, max=1_000_000, help="Prompt tokens in one step.")] = 512,
@@ -56,7 +56,7 @@ def command(
 
     lengths = tuple(sorted(set(tokens or _LENGTHS)))
     backends = tuple(
-        dict.fromkeys(name.value for name in attention or (AttentionBackend.TRITON, AttentionBackend.FLASHINFER))
+        dict.fromkeys(name.value for name in attention or (AttentionOption.TRITON, AttentionOption.FLASHINFER))
     )
     if table is not None:
         if not {"triton", "flashinfer"} <= set(backends):
