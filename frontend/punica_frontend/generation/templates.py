@@ -6,7 +6,6 @@ See ``punica_serve.text.template_worker``.
 import asyncio
 import contextlib
 import hashlib
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import msgspec
 
 from punica_frontend.generation.fair_slots import FairSlots, SlotLimits
 from punica_serve.errors import AdapterRejected, InvalidRequest, OutOfCapacity
-from punica_serve.process.limits import bare_environment
+from punica_serve.process.limits import bare_environment, low_priority_command
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.template_job import (
     LENGTH_BYTES,
@@ -152,7 +151,7 @@ class TemplateRenderer:
 
     async def _start(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "punica_serve.text.template_worker"),
+            *low_priority_command("punica_serve.text.template_worker"),
             *(str(self._tokenizer_folder.absolute()), str(self._limits.max_context)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

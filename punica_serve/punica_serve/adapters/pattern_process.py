@@ -3,7 +3,6 @@
 import logging
 import signal
 import subprocess
-import sys
 
 import msgspec
 
@@ -12,7 +11,7 @@ from punica_serve.adapters.matching import Matches
 from punica_serve.adapters.pattern_job import Matched, Matching, PatternAnswer, PatternJob, Rejected
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
-from punica_serve.process.limits import bare_environment
+from punica_serve.process.limits import bare_environment, low_priority_command
 
 #: Time limit from start to end. The process ends itself long before, unless the machine is overloaded.
 MAX_WALL_S = 60.0
@@ -20,7 +19,7 @@ MAX_WALL_S = 60.0
 #: Deaths by these signals are not the adapter's fault, since the server is being stopped. Limits use other signals.
 _STOPPED = (-signal.SIGINT, -signal.SIGTERM)
 
-_COMMAND = (sys.executable, "-P", "-m", "punica_serve.adapters.pattern_worker")
+_COMMAND = low_priority_command("punica_serve.adapters.pattern_worker")
 _DECODER: msgspec.json.Decoder[PatternAnswer] = msgspec.json.Decoder(PatternAnswer)
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 from punica_serve.adapters.matching import match_targets
 from punica_serve.adapters.pattern_job import Matched, Matching, PatternAnswer, PatternJob, Rejected
 from punica_serve.errors import AdapterRejected
-from punica_serve.process.limits import limit_memory, limited_cpu, yield_to_others
+from punica_serve.process.limits import limit_memory, limited_cpu
 
 #: Processor time of a job. A rank and an alpha for each of the 882 linear modules of a 126-layer model, by full path,
 #: take 0.4 s.
@@ -22,7 +22,6 @@ MAX_MEMORY_BYTES = 128 << 20
 
 def main() -> None:
     limit_memory(MAX_MEMORY_BYTES)
-    yield_to_others()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=PatternJob)
     with limited_cpu(MAX_CPU_S):
         _write(answer_of(job))
@@ -48,7 +47,3 @@ def answer_of(job: PatternJob) -> PatternAnswer:
 def _write(answer: PatternAnswer) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,14 @@ _NICENESS = 10
 
 #: Where the code of a process is.
 _ENVIRONMENT = ("PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def low_priority_command(module: str) -> tuple[str, ...]:
+    """The command that runs ``main()`` of a module while processes that serve requests get the CPU first.
+
+    The priority is lowered before anything is imported, since imports take longer than most jobs.
+    """
+    return sys.executable, "-P", "-c", f"import os; os.nice({_NICENESS}); from {module} import main; main()"
 
 
 def bare_environment() -> dict[str, str]:
@@ -58,8 +67,3 @@ def limited_cpu(max_cpu_s: float) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-
-
-def yield_to_others() -> None:
-    """Lowers this process's priority, so that processes that serve requests get the CPU first."""
-    os.nice(_NICENESS)

@@ -1,6 +1,6 @@
 """A process that renders the untrusted chat templates of tenants' adapters, and tokenizes long prompts.
 
-    python -m punica_serve.text.template_worker TOKENIZER_FOLDER MAX_CONTEXT
+Its arguments are the tokenizer's folder and the longest context in tokens.
 
 Jinja's sandbox limits everything about templates except time and memory, which the kernel limits here. Past its
 processor time this process dies. Past its memory a template fails; the tokenizer can't handle that, so the process
@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from punica_serve.errors import PunicaError
-from punica_serve.process.limits import address_space_bytes, limit_address_space, limited_cpu, yield_to_others
+from punica_serve.process.limits import address_space_bytes, limit_address_space, limited_cpu
 from punica_serve.process.memory_tuning import trim_heap
 from punica_serve.text.chat_template import ChatTemplate
 from punica_serve.text.prompt_limits import MAX_LOCAL_CHARS, PromptLimits
@@ -50,7 +50,6 @@ _ENCODE_CPU_S = 4e-6
 def main() -> None:
     folder, max_context = sys.argv[1:]
     desk = PromptJobs(Path(folder), PromptLimits(int(max_context)))
-    yield_to_others()
     while job := _next_job(sys.stdin.buffer):
         for answer in desk.answers(job):
             sys.stdout.buffer.write(frame(answer))
@@ -124,7 +123,3 @@ def _next_job(pipe: BinaryIO) -> Job | None:
         return None
     job: Job = msgspec.msgpack.decode(pipe.read(body_bytes(head)), type=Job)
     return job
-
-
-if __name__ == "__main__":
-    main()

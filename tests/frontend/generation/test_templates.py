@@ -1,4 +1,5 @@
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,12 @@ async def test_secrets_stay_here(renderer: TemplateRenderer, monkeypatch: pytest
     await render(renderer, PLAIN)
     (process,) = renderer._idle
     assert b"secret" not in await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_bytes)
+
+
+async def test_the_process_leaves_the_cpu_to_those_that_serve(renderer: TemplateRenderer) -> None:
+    await render(renderer, PLAIN)
+    (process,) = renderer._idle
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.nice(0) + 10, 19)
 
 
 async def test_one_who_leaves_takes_the_process_along(renderer: TemplateRenderer) -> None:

@@ -1,10 +1,12 @@
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from punica_serve.process.limits import bare_environment
+from punica_serve.process.limits import bare_environment, low_priority_command
 
 LIMITS = "from punica_serve.process.limits import limit_memory, limited_cpu\n"
 
@@ -36,3 +38,12 @@ def test_a_process_learns_where_its_code_is_and_no_secret(monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     assert bare_environment() == {"PYTHONPATH": "/code"}
+
+
+def test_a_process_of_low_priority_has_it_before_its_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = "import os, sys; at_import = os.nice(0)\ndef main(): print(at_import, sys.argv[1])"
+    (tmp_path / "probe.py").write_text(module)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [*low_priority_command("probe"), "argument"]
+    done = subprocess.run(command, env=bare_environment(), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{min(os.nice(0) + 10, 19)} argument\n"
