@@ -17,6 +17,7 @@ from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.process.run import missing_package
+from punica_serve.process.start_clock import StartClock, process_age_s
 from punica_serve.process.tracing import span_sink
 from punica_serve.protocol import GpuInfo, WorkerReady
 from punica_serve.store.packed_folder import PackedCache
@@ -49,12 +50,13 @@ def run(
     Packed adapters are kept below ``cache_folder``, which with all that the host has there takes ``cache_bytes``.
     ``settings`` are a group's, and ``on_loss`` is called on another thread when one of its ranks is lost.
     """
+    clock = StartClock(process_age_s())
     size, limit = _batch(config, batch_limit, device)
     config = config.model_copy(update={"max_batch_size": size})
     packed_cache, devices = PackedCache(cache_folder, cache_bytes), ranks_of(device)
     # They import torch while this process does.
     others = RankProcesses(config, devices, settings, packed_cache) if len(devices) > 1 else None
-    engine = _make_engine(config, device, link, packed_cache, others, on_loss)
+    engine = _make_engine(config, device, link, packed_cache, others, on_loss, clock)
     gpu = replace(_describe(engine, config, device, runner_id, index), batch_limit=limit)
     link.wake = engine.wake
     freeze_gc()
@@ -90,13 +92,15 @@ def _make_engine(
     packed_cache: PackedCache,
     others: RankProcesses | None,
     on_loss: Callable[[PunicaError], None],
+    clock: StartClock,
 ) -> "Engine":
     """Raises ConfigError also if an extra is not installed: some are imported only for certain devices."""
     try:
         # Imported here, because it takes seconds: signals and the pipe's end are handled by now.
         from punica_serve.engine.engine import Engine
 
-        return Engine(config, device, link.fetch, packed_cache, others=others, on_loss=on_loss)
+        clock.spent("imports", clock.total_s)
+        return Engine(config, device, link.fetch, packed_cache, others=others, on_loss=on_loss, clock=clock)
     except ModuleNotFoundError as error:
         message = missing_package(error)
         if message is None:

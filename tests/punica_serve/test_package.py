@@ -26,7 +26,9 @@ def test_the_control_plane_never_imports_torch(module: str) -> None:
     assert _run(code) == "[]\n"
 
 
-@pytest.mark.parametrize("module", ["punica_runner.engine_steps", "punica_serve.offline.llm"])
+@pytest.mark.parametrize(
+    "module", ["punica_runner.engine_steps", "punica_serve.offline.llm", "punica_serve.engine.rank_main"]
+)
 def test_a_leader_has_not_imported_torch_when_it_starts_its_ranks(module: str) -> None:
     """They take as long as it does, and so do it at the same time."""
     code = f"import sys, {module}, punica_serve.engine.ranks.rank_processes; print('torch' in sys.modules)"

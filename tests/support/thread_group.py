@@ -22,6 +22,7 @@ from punica_serve.engine.ranks.rank_messages import Done, StopRank
 from punica_serve.engine.ranks.ring_frames import read_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
 from punica_serve.engine.ranks.step_wait import StepWait
+from punica_serve.process.start_clock import StartClock
 from thread_ranks import ThreadCollectives, thread_collectives
 
 _DEADLINE_S = 60.0
@@ -36,6 +37,7 @@ class _ThreadRank:
         #: Once it is ready.
         self.engine: RankEngine | None = None
         self.is_ready = threading.Event()
+        self.clock = StartClock()
         self._config = config
         self._collectives = collectives
         self._pending = pending
@@ -54,8 +56,8 @@ class _ThreadRank:
             raise
 
     def _follow(self) -> None:
-        parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone)
-        rank = self.engine = RankEngine(self._config, parts, self._reply)
+        parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone, self.clock)
+        rank = self.engine = RankEngine(self._config, parts, self._reply, self.clock)
         self.is_ready.set()
         goes_on = True
         while goes_on:
@@ -85,9 +87,10 @@ class ThreadGroup(RankGroup):
     def smallest(self, name: str, value: int) -> int:
         return value
 
-    def await_ready(self) -> None:
+    def await_ready(self) -> list[dict[str, float]]:
         for rank in self._threads:
             assert rank.is_ready.wait(_DEADLINE_S), f"{rank.name} is not ready"
+        return [rank.clock.phases for rank in self._threads]
 
     def _write(self, frame: bytes) -> None:
         for rank in self._threads:
@@ -107,7 +110,7 @@ class ThreadGroup(RankGroup):
 def thread_group(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int) -> Iterator[Engine]:
     """The engine that leads a group of CPUs; audited and closed at the end."""
 
-    def start(config: EngineConfig, *_: Any) -> tuple[ThreadGroup, ThreadCollectives]:
+    def start(config: EngineConfig, *_: Any, **__: Any) -> tuple[ThreadGroup, ThreadCollectives]:
         own, *others = thread_collectives(size)
         return ThreadGroup(config, others), own
 

@@ -1,6 +1,8 @@
 """The subject of an engine benchmark: a config on a device, with room for the benchmark's adapters."""
 
 import gc
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +20,10 @@ from punica_serve.engine.memory.byte_arena import arena_num_bytes
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.offline.lost_rank import end_if_hung
+from punica_serve.process.start_clock import StartClock
 from punica_serve.shapes import shape_folder
+
+log = logging.getLogger(__name__)
 
 #: For all ranks to draw a large model's weights.
 _READY_TIMEOUT_S = 900.0
@@ -68,12 +73,16 @@ class Subject:
         subject = cls.of(config, names[0], Rank(0, len(names)))
         return replace(subject, group=devices) if len(names) > 1 else subject
 
-    def open_engine(self, config: EngineConfig) -> Engine:
-        """An engine with this config: of the group, of the device, or of one rank that is measured by itself."""
+    def open_engine(self, config: EngineConfig, say: Callable[[str], None] = log.info) -> Engine:
+        """An engine with this config: of the group, of the device, or of one rank that is measured by itself.
+
+        ``say`` is told every ten seconds how far its start is.
+        """
+        clock = StartClock(say=say)
         if self.group is not None:
             others = GroupSettings(ready_timeout_s=_READY_TIMEOUT_S)
-            return Engine(config, self.group, others=others, on_loss=end_if_hung)
-        return Engine(config, str(self.device), collectives=stand_in(self.model.rank))
+            return Engine(config, self.group, others=others, on_loss=end_if_hung, clock=clock)
+        return Engine(config, str(self.device), collectives=stand_in(self.model.rank), clock=clock)
 
     @property
     def title(self) -> str:

@@ -107,8 +107,8 @@ def run(subject: Subject, settings: TextgenSettings, progress: Progress) -> Text
         num_resident=max(resident, min(4 * settings.batch_size, settings.batch_size + 128)),
     )
     with adapter_files(settings.folder) as folder:
-        with timed(progress, "engine"):
-            engine = subject.open_engine(config)
+        engine = subject.open_engine(config, progress.console.print)
+        progress.console.print(f"engine: ready in {engine.start_times}", highlight=False)
         try:
             with timed(progress, f"{sum(counts.values())} adapters"):
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)

@@ -19,6 +19,7 @@ from punica_serve.errors.reasons import first_line
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
 from punica_serve.numbers import counted
+from punica_serve.process.start_clock import Progress, no_progress
 
 
 def make_runner(
@@ -32,8 +33,10 @@ def make_runner(
     collectives: Collectives,
     opened: ExitStack,
     assist: CpuAssist | None = None,
+    progress: Progress = no_progress,
 ) -> StepRunner:
     """``opened``: gets what must end with the runner. ``assist``: its exchanges with the device are measured.
+    ``progress`` counts the steps of a GPU that are compiled and captured.
 
     Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
     parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of, collectives), cache.pool.device
@@ -59,6 +62,7 @@ def make_runner(
                 flashinfer_rows(config, model.config, cache.pool.dtype, device, opened), config.reads_prefixes_once
             ),
             assist=assist,
+            progress=progress,
         )
         return _measured(runner, assist)
     except (RuntimeError, MemoryError) as error:

@@ -5,6 +5,7 @@ each is planned and launched while the device runs the one before, whose tokens 
 recovered requests look the same: the engine prefills prompt and generated tokens and goes on.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -42,8 +43,11 @@ from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.paging.model_digest import prefix_caching_of
 from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.process.start_clock import StartClock, StartTimes
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
 from punica_serve.store.packed_folder import PackedCache
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -61,37 +65,51 @@ class Engine:
         collectives: Collectives = SINGLE_RANK,
         others: GroupSettings | RankProcesses | None = None,
         on_loss: Callable[[PunicaError], None] | None = None,
+        clock: StartClock | None = None,
     ) -> None:
         """``packed_cache`` keeps packed adapters on the host's disk, so that they load faster the next time.
 
         ``collectives``: of the group in which this engine has a share of the model, if it does not lead that group.
         ``device``: several, with commas between, are a group: this process is its leader and starts the others within
         the deadlines of ``others``, unless that is they, started before: where this raises, they end with this process.
-        ``on_loss`` is called, on another thread, when one of them is lost.
+        ``on_loss`` is called, on another thread, when one of them is lost. ``clock``: of a start that began before.
         """
+        clock = clock or StartClock()
         devices = devices_of(device)
-        self.device = open_engine_device(config, devices[0])
+        with clock.phase("device"):
+            self.device = open_engine_device(config, devices[0])
         group = None
         if len(devices) > 1:
             others = others or GroupSettings()
-            group, collectives = start_group(config, devices, self.device, others, packed_cache, on_loss)
+            group, collectives = start_group(config, devices, self.device, others, packed_cache, on_loss, clock=clock)
         self._group = LedGroup(self.device, group)
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()
         with self._closing_on_failure():
-            self._make(config, fetch, packed_cache, collectives)
+            self._make(config, fetch, packed_cache, collectives, clock)
+        #: Where the seconds of the start went.
+        self.start_times = StartTimes.of(clock, self._group.phases)
+        log.info("ready in %s", self.start_times)
 
     def _make(
-        self, config: EngineConfig, fetch: Fetch, packed_cache: PackedCache | None, collectives: Collectives
+        self,
+        config: EngineConfig,
+        fetch: Fetch,
+        packed_cache: PackedCache | None,
+        collectives: Collectives,
+        clock: StartClock,
     ) -> None:
-        parts = EngineParts.make(config, self.device, collectives, self._group.smallest)
+        agree = clock.as_wait(self._group.smallest)
+        parts = EngineParts.make(config, self.device, collectives, agree, clock)
         #: This rank's share of the model; all of it in a group of one.
         self.share = parts.share
         self.model_config, self._cache, self._lora_pool = parts.share.whole, parts.cache, parts.lora_pool
         self.max_context = config.context_of(self.model_config)
         self._sampler = parts.sampler
         self._work = Event()
-        self._open_adapters(config, parts, fetch, packed_cache)
+        with clock.phase("host memory"):
+            tiers = HostTiers.open(config, parts, packed_cache, agree)
+        self._open_adapters(config, parts, fetch, tiers)
         self.prefix_caching = prefix_caching_of(config, self.model_config)
         self.kv_window = kv_window_of(config, self.model_config)
         planner = StepPlanner(
@@ -101,7 +119,9 @@ class Engine:
             max_prefills=config.num_prefills,
             chunk_costs=chunk_costs_of(self.model_config),
         )
-        self._runner = self._make_runner(config, parts)
+        with clock.phase("graphs", together=True):
+            runner = self._make_runner(config, parts, clock)
+        self._runner = self._group.follow(runner)
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
         self._check = RequestCheck(
@@ -110,11 +130,8 @@ class Engine:
         self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, self._assist)
         self._requests = RequestTable(planner, self._loader, self._cold_starts)
 
-    def _open_adapters(
-        self, config: EngineConfig, parts: EngineParts, fetch: Fetch, packed_cache: PackedCache | None
-    ) -> None:
+    def _open_adapters(self, config: EngineConfig, parts: EngineParts, fetch: Fetch, tiers: HostTiers) -> None:
         """The way of adapters to the device. The loader closes first: its threads write to the host cache's memory."""
-        tiers = HostTiers.open(config, parts, packed_cache, self._group.smallest)
         self._opened.callback(tiers.close)
         #: Adapters in host memory.
         self.host_cache = tiers.cache
@@ -317,8 +334,8 @@ class Engine:
         """
         return self._group.launch_lags_us()
 
-    def _make_runner(self, config: EngineConfig, parts: EngineParts) -> StepRunner:
-        runner = make_runner(
+    def _make_runner(self, config: EngineConfig, parts: EngineParts, clock: StartClock) -> StepRunner:
+        return make_runner(
             config,
             parts.model,
             parts.cache,
@@ -329,8 +346,8 @@ class Engine:
             parts.collectives,
             self._opened,
             self._assist,
+            clock.at,
         )
-        return self._group.follow(runner)
 
     def _await_copies(self) -> tuple[Failure, ...]:
         """Delays the launch while adapters are being copied and the device is busy anyway.

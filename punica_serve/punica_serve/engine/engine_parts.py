@@ -17,6 +17,7 @@ from punica_serve.engine.sampler import Sampler
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
+from punica_serve.process.start_clock import StartClock
 
 #: From a value of this rank, by its name, to the one that all ranks of a group take.
 Agree = Callable[[str, int], int]
@@ -37,7 +38,9 @@ class EngineParts:
     collectives: Collectives
 
     @classmethod
-    def make(cls, config: EngineConfig, device: torch.device, collectives: Collectives, agree: Agree) -> "EngineParts":
+    def make(
+        cls, config: EngineConfig, device: torch.device, collectives: Collectives, agree: Agree, clock: StartClock
+    ) -> "EngineParts":
         """Raises ModelRejected if the model can't be served, ConfigError if the settings can't work on the device."""
         if config.max_batch_size == AUTO_BATCH:
             message = "`engine.max_batch_size: auto` is for clusters, which know how long steps take; give a number"
@@ -46,18 +49,21 @@ class EngineParts:
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)
         share = config.share_of(model, collectives.rank)
-        collectives = exchanges_of(collectives, config, share.hidden_size, dtype, device)
-        loaded = load_model(config, share, dtype, device, collectives)
-        lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
-        sampler = Sampler(
-            model.vocab_size,
-            model.generation.eos_token_ids,
-            # Rows beside prefills are padded to all requests but one.
-            max_rows=config.max_batch_size + config.num_prefills - 1,
-            device=device,
-            collectives=collectives,
-        )
-        cache = make_kv_cache(config, share, dtype, device, lambda num_pages: agree("KvCache", num_pages))
+        with clock.phase("exchanges", together=True):
+            collectives = exchanges_of(collectives, config, share.hidden_size, dtype, device)
+        with clock.phase("weights"):
+            loaded = load_model(config, share, dtype, device, collectives, clock.at)
+        with clock.phase("pools"):
+            lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
+            sampler = Sampler(
+                model.vocab_size,
+                model.generation.eos_token_ids,
+                # Rows beside prefills are padded to all requests but one.
+                max_rows=config.max_batch_size + config.num_prefills - 1,
+                device=device,
+                collectives=collectives,
+            )
+            cache = make_kv_cache(config, share, dtype, device, lambda num_pages: agree("KvCache", num_pages))
         return cls(device, share, dtype, loaded, lora_pool, sampler, cache, collectives)
 
 

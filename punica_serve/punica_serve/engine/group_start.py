@@ -16,6 +16,7 @@ from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, open_port
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.models.collectives import Collectives
+from punica_serve.process.start_clock import StartClock
 from punica_serve.store.packed_folder import PackedCache
 
 
@@ -34,6 +35,8 @@ def start_group(
     others: GroupSettings | RankProcesses,
     packed_cache: PackedCache | None = None,
     on_loss: Callable[[PunicaError], None] | None = None,
+    *,
+    clock: StartClock,
 ) -> tuple[RankGroup, Collectives]:
     """Joins this process, on its device ``own``, with the ranks of the other devices when all fit together.
 
@@ -48,7 +51,8 @@ def start_group(
         store = open_port(settings.ready_timeout_s)
         check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own, len(devices)), **group.hellos()})
         group.welcome(store.port)
-        return group, join(store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]))
+        with clock.phase("joining", together=True):
+            return group, join(store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]))
     except BaseException:
         group.kill()
         leave_if_lost(own)

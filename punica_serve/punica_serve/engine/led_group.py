@@ -23,6 +23,8 @@ class LedGroup:
         self._device = device
         self._group = group
         self._runner: GroupRunner | None = None
+        #: Seconds of each rank's start, by phase, once all follow.
+        self.phases: list[dict[str, float]] = []
 
     @property
     def ranks(self) -> tuple[RankProcess, ...]:
@@ -45,7 +47,7 @@ class LedGroup:
         """The leader's runner, with the other ranks following its steps, once all of them can."""
         if self._group is None:
             return runner
-        self._group.await_ready()
+        self.phases = self._group.await_ready()
         self._runner = GroupRunner(runner, self._group)
         return self._runner
 

@@ -9,6 +9,7 @@ from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.llama import Llama
 from punica_serve.models.model import Model
 from punica_serve.models.model_weights import dummy_weights, load_weights, weights_num_bytes
+from punica_serve.process.start_clock import Progress, no_progress
 
 
 def load_model(
@@ -17,6 +18,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     collectives: Collectives = SINGLE_RANK,
+    progress: Progress = no_progress,
 ) -> Model:
     """The model of the config's folder with the weights that ``load_format`` asks for, or a rank's share: ``model``.
 
@@ -30,5 +32,5 @@ def load_model(
         param="engine.model",
     ):
         if config.load_format == "dummy":
-            return Llama(model, dummy_weights(model, dtype, device), collectives)
-        return Llama(model, load_weights(config.model, model, dtype, device), collectives)
+            return Llama(model, dummy_weights(model, dtype, device, progress), collectives)
+        return Llama(model, load_weights(config.model, model, dtype, device, progress), collectives)

@@ -35,6 +35,7 @@ from punica_serve.engine.ranks.rank_messages import (
 )
 from punica_serve.engine.ranks.step_frames import Int32s, StepDecoder
 from punica_serve.errors import PunicaError, RequestFailed
+from punica_serve.process.start_clock import StartClock
 from punica_serve.protocol import WireError
 from punica_serve.store.packed_folder import PackedCache
 
@@ -47,6 +48,7 @@ class RankEngine:
         config: EngineConfig,
         parts: EngineParts,
         reply: Callable[[Done], None],
+        clock: StartClock,
         packed_cache: PackedCache | None = None,
         agree: Agree = alone,
     ) -> None:
@@ -54,7 +56,8 @@ class RankEngine:
         self._reply = reply
         self._cache = parts.cache
         self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
-        tiers = HostTiers.open(config, parts, packed_cache, agree)
+        with clock.phase("host memory"):
+            tiers = HostTiers.open(config, parts, packed_cache, agree)
         reader = AdapterReader(tiers.cache, parts.share, parts.dtype, parts.device, tiers.packed_store)
         self._lora_pool = parts.lora_pool
         self._copies = RankCopies(
@@ -64,18 +67,20 @@ class RankEngine:
         self._adapters = RankAdapters(self._copies, tiers.cache, reader)
         self._launches = LaunchTimes()
         self._opened = ExitStack()
-        self._runner = make_runner(
-            config,
-            parts.model,
-            parts.cache,
-            parts.lora_pool,
-            parts.sampler,
-            self._copies.pages,
-            self._copies.arrival,
-            parts.collectives,
-            self._opened,
-            tiers.assist,
-        )
+        with clock.phase("graphs", together=True):
+            self._runner = make_runner(
+                config,
+                parts.model,
+                parts.cache,
+                parts.lora_pool,
+                parts.sampler,
+                self._copies.pages,
+                self._copies.arrival,
+                parts.collectives,
+                self._opened,
+                tiers.assist,
+                clock.at,
+            )
 
     def run_step(self, words: Int32s) -> None:
         """Launches a step. Its tokens stay here. All ranks give up one whose adapter will not arrive on one of them."""

@@ -39,10 +39,10 @@ from punica_serve.engine.ranks.rank_messages import (
     RankReady,
     RankWelcome,
 )
-from punica_serve.engine.ranks.ring_frames import read_frame
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.process.memory_tuning import freeze_gc
+from punica_serve.process.start_clock import StartClock, process_age_s
 from punica_serve.protocol import WireError
 
 log = logging.getLogger(__name__)
@@ -56,13 +56,14 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     options = _parse()
+    clock = StartClock(process_age_s(), say=log.debug)  # its leader tells how far they are
     configure_logging(options.name, options.log_level, options.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the leader acts on it
     if options.ends_with_parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     link = RankLink(Connection(options.link_fd), LeaderToRank)
     try:
-        _serve(options, link, _Leader(link, options.ready_timeout_s))
+        _serve(options, link, _Leader(link, options.ready_timeout_s), clock)
     except LinkEnded:
         os._exit(0)
     except Exception as error:
@@ -137,26 +138,31 @@ class _Leader:
         os._exit(0)
 
 
-def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader) -> NoReturn:
+def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: StartClock) -> NoReturn:
     # Imported here, because it takes seconds, in which the leader may end.
     from punica_serve.engine.engine_parts import EngineParts, open_engine_device
     from punica_serve.engine.rank_engine import RankEngine
     from punica_serve.engine.ranks.rank_hello import hello_of
     from punica_serve.engine.ranks.rendezvous import join, leave, reach_port
+    from punica_serve.engine.ranks.ring_frames import read_frame
     from punica_serve.store.packed_folder import PackedCache
 
+    clock.spent("imports", clock.total_s)
     config: EngineConfig = options.engine_config
-    device = open_engine_device(config, options.device)
+    with clock.phase("device"):
+        device = open_engine_device(config, options.device)
     link.send(hello_of(config, device, options.size))
     store = reach_port(leader.port(), options.ready_timeout_s)
-    collectives = join(store, device, Rank(options.rank, options.size), options.exchange_timeout_s)
-    parts = EngineParts.make(config, device, collectives, leader.agree)
+    with clock.phase("joining", together=True):
+        collectives = join(store, device, Rank(options.rank, options.size), options.exchange_timeout_s)
+    agree = clock.as_wait(leader.agree)
+    parts = EngineParts.make(config, device, collectives, agree, clock)
     packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
-    engine = RankEngine(config, parts, link.send, packed_cache, leader.agree)
+    engine = RankEngine(config, parts, link.send, clock, packed_cache, agree)
     reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
     inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=_POLL_S if device.type == "cuda" else 0.0)
     freeze_gc()
-    link.send(RankReady())
+    link.send(RankReady(clock.phases))
     while True:
         command = read_frame(inbox.take())
         if isinstance(command, np.ndarray):

@@ -27,6 +27,7 @@ from punica_serve.base_model.checkpoint import (
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ProjectionGroup
 from punica_serve.models.weights import read_weights
+from punica_serve.process.start_clock import Progress, no_progress
 from punica_serve.protocol import LoraGroup
 
 #: The standard deviation of dummy weights, as models are initialised: activations neither vanish nor grow unbounded.
@@ -56,28 +57,39 @@ class ModelWeights:
     lm_head: Tensor
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress = no_progress,
+) -> ModelWeights:
     """Loads the checkpoint in a folder and converts it to ``dtype``. Raises ModelRejected as ``checked_weights``."""
     stored, config = checked_weights(folder, config)
     weights = empty_weights(config, dtype, device)
     places = list(_places(weights, config))
     parts = {number: replace(stored[place.name], index=place.part) for number, place in enumerate(places)}
-    for number, tensor in read_weights(parts):
+    for done, (number, tensor) in enumerate(read_weights(parts), 1):
         places[number].tensor.copy_(tensor)
+        progress(done, len(places))
     if config.spec.norm_offset:
         for norm in _norms(weights):
             norm.add_(config.spec.norm_offset)
     return weights
 
 
-def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
+def dummy_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress = no_progress
+) -> ModelWeights:
     """Random matrices and biases, the same at every start on one kind of device, and norms of ones.
 
     Ranks of groups of any size draw the same model: each draws all of it, tensor by tensor, and keeps its share.
     """
     weights, shapes = empty_weights(config, dtype, device), tensor_shapes(config)
     generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
-    for name, places in groupby(_places(weights, config), key=attrgetter("name")):
+    by_tensor = groupby(_places(weights, config), key=attrgetter("name"))
+    for done, (name, places) in enumerate(by_tensor):
+        progress(done, len(shapes))
         own = list(places)
         if name.endswith("norm.weight"):
             own[0].tensor.fill_(1)

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.device_groups import ranks_of, why_no_group
@@ -9,22 +11,34 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.offline.lost_rank import end_if_hung
+from punica_serve.process.start_clock import StartClock
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
 
 
 def start_engine(config: EngineConfig, model: ModelConfig, device: str) -> "Engine":
-    """The engine on a device, or on several with commas between. Raises as ``Engine`` does."""
+    """The engine on a device, or on several with commas between. Raises as ``Engine`` does.
+
+    A start of more than ten seconds says on a terminal how far it is.
+    """
+    clock = StartClock(say=_say)
     others = _start_others(config, model, device)
     try:
         from punica_serve.engine.engine import Engine
 
-        return Engine(config, device, others=others, on_loss=end_if_hung if "cuda" in device else None)
+        clock.spent("imports", clock.total_s)
+        return Engine(config, device, others=others, on_loss=end_if_hung if "cuda" in device else None, clock=clock)
     except BaseException:
         if others is not None:
             others.end(0.0)
         raise
+
+
+def _say(words: str) -> None:
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(words, highlight=False)
 
 
 def _start_others(config: EngineConfig, model: ModelConfig, device: str) -> RankProcesses | None:

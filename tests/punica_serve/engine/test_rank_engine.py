@@ -20,6 +20,7 @@ from punica_serve.engine.ranks.ring_frames import command_frame, read_frame, ste
 from punica_serve.engine.ranks.step_frames import StepEncoder
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
 from punica_serve.models.collectives import Collectives
+from punica_serve.process.start_clock import StartClock
 from punica_serve.protocol import AdapterRef
 from thread_ranks import run_ranks
 
@@ -96,7 +97,9 @@ def test_a_rank_knows_the_tokens_that_its_leader_does_not(
             engine.close()
 
     def follow(collectives: Collectives) -> None:
-        rank = RankEngine(config, EngineParts.make(config, torch.device("cpu"), collectives, alone), replies.put)
+        clock = StartClock()
+        parts = EngineParts.make(config, torch.device("cpu"), collectives, alone, clock)
+        rank = RankEngine(config, parts, replies.put, clock)
         goes_on = True
         while goes_on:
             frame = read_frame(frames.get(timeout=_DEADLINE_S))

@@ -43,6 +43,7 @@ from punica_serve.engine.step_runner import arrival_for
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
+from punica_serve.process.start_clock import Progress, no_progress
 from punica_serve.protocol import LoraGroup
 
 #: Steps whose LoRA of usual ranks CPU processes may compute.
@@ -85,9 +86,10 @@ class CudaRunner:
         by_layer: bool,
         attention: AttentionOptions = DEFAULT_OPTIONS,
         assist: CpuAssist | None = None,
+        progress: Progress = no_progress,
     ) -> None:
         """``by_layer``: prefills wait for the layers of an adapter that is still arriving. ``assist``: CPU processes
-        may compute what missing layers add.
+        may compute what missing layers add. ``progress`` counts the captures.
         """
         self._sampler = sampler
         self._pages_of = pages_of
@@ -117,7 +119,7 @@ class CudaRunner:
             collectives,
         )
         torch.cuda.synchronize(cache.pool.device)  # their inputs were made on another stream
-        self._warm_up(use_graphs=use_graphs)
+        self._warm_up(progress, use_graphs=use_graphs)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> CudaStep:
@@ -160,13 +162,14 @@ class CudaRunner:
             self._gates.close_until(arrival)
 
     @torch.inference_mode()
-    def _warm_up(self, *, use_graphs: bool) -> None:
+    def _warm_up(self, progress: Progress, *, use_graphs: bool) -> None:
         """Compiles all kernels and captures all graphs, in one memory pool: graphs never run together."""
         pool = torch.cuda.graph_pool_handle()
         nothing = StepPlan((), ())
         warm: set[int] = set()
         with torch.cuda.stream(self._stream):
-            for (bucket, _), runner in self._runners.items():
+            for done, ((bucket, _), runner) in enumerate(self._runners.items()):
+                progress(done, len(self._runners))
                 runner.stage(nothing, {}, self._pages_of)
                 if use_graphs:
                     runner.capture(pool)

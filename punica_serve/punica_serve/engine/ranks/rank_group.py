@@ -80,9 +80,13 @@ class RankGroup:
             rank.tell(Agreed(name, agreed))
         return agreed
 
-    def await_ready(self) -> None:
-        """Returns when all ranks can run steps. Raises RankLost, naming those that are late."""
-        self._await("ready", "become ready")
+    def await_ready(self) -> list[dict[str, float]]:
+        """The seconds of each rank's start, by phase, when all can run steps.
+
+        Raises RankLost, naming those that are late.
+        """
+        ready: dict[int, RankReady] = self._await("ready", "become ready")
+        return [ready[rank.index].phases for rank in self.ranks]
 
     # -------------------------------------------------------------- while it runs
 

@@ -109,6 +109,9 @@ class RankHello(Message, frozen=True):
 class RankReady(Message, frozen=True):
     """The rank can run steps."""
 
+    #: Seconds of its start, by phase.
+    phases: dict[str, float]
+
 
 class RankFailed(Message, frozen=True):
     """The rank ends. ``permanent``: starting it again can't help."""
