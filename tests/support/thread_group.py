@@ -16,6 +16,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.engine_parts import EngineParts, alone
 from punica_serve.engine.rank_engine import RankEngine
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.launch_times import LaunchTimes
 from punica_serve.engine.ranks.pending_commands import PendingCommands
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import Done, StopRank
@@ -81,6 +82,7 @@ class ThreadGroup(RankGroup):
         self._pending = PendingCommands()
         self._encoder = StepEncoder()
         self.step_wait = StepWait(_DEADLINE_S)
+        self.launches = LaunchTimes()
         self._threads = [_ThreadRank(config, collectives, self._pending) for collectives in others]
         self.ranks: Any = self._threads
 

@@ -72,8 +72,11 @@ def _lead(
             answers[token.request_id].append((token.token_id, token.logprobs))
     assert num_preempted
     frames.put(command_frame(AuditRank(7)))
-    books = RankBooks(leader.encoder.known, engine._loader.adapters.pages_by_digest)
-    assert replies.get(timeout=_DEADLINE_S) == Done(7, books=books)
+    done = replies.get(timeout=_DEADLINE_S)
+    assert done.books is not None
+    assert done.books.launched_ns
+    books = RankBooks(leader.encoder.known, engine._loader.adapters.pages_by_digest, done.books.launched_ns)
+    assert done == Done(7, books=books)
     return answers
 
 

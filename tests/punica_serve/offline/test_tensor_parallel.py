@@ -118,7 +118,7 @@ def test_weights_that_are_cut_off_are_refused_before_any_rank_loads_them(
     model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     os.truncate(model / "model.safetensors", 2_000)
     monkeypatch.setattr(group_start, "RankGroup", None)
-    with pytest.raises(ModelRejected, match=r"model\.safetensors has 2,000 bytes"):
+    with pytest.raises(ModelRejected, match=r"model\.safetensors is cut short: it has 2,000 bytes"):
         LLM(model, tensor_parallel=2)
     assert not any("rank_main" in command_line(pid) for pid in descendants(os.getpid()))
 
