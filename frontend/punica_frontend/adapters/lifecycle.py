@@ -86,7 +86,7 @@ class Lifecycle:
             registrar=Registrar(
                 registry, store, client, staging, validation(validator, templates), base_name=base_name
             ),
-            sources=Sources(settings),
+            sources=Sources(settings, validator.check_config),
             uploads=Uploads(settings.max_adapter_bytes),
             reconciler=AdapterReconciler(registry, deletions, Pins(registry, client), collector),
             max_adapter_bytes=settings.max_adapter_bytes,

@@ -66,12 +66,9 @@ def read_adapter(
     """
     called = called or str(folder)
     try:
-        config_bytes = _read_config(folder)
+        config_bytes = read_config(folder)
         with naming(folder / CONFIG_NAME):
-            config = parse_peft_config(config_bytes)
-            _check_base_class(config, model)
-            _check_base_name(config, model, called=called, strict=strict_base)
-            _check_invocation(config, model)
+            config = parse_for_base(config_bytes, model, strict_base=strict_base)
         if not os.path.exists(folder / WEIGHTS_NAME):
             refuse_unsupported_weights(os.listdir(folder), where=f"{folder}/")
         with naming(folder / WEIGHTS_NAME):
@@ -93,6 +90,7 @@ def read_adapter(
         raise unreadable(error) from error
     except MemoryError as error:
         raise AdapterRejected(str(error), param=WEIGHTS_NAME, where=f"{folder}/") from error
+    _warn_of_base_name(called, config, model)
     _warn(called, matches, text)
     digest = _digest(hashlib.sha256(config_bytes).digest(), weights_hash)
     uri, scalings = str(folder.resolve()), scalings_of(targets)
@@ -121,7 +119,7 @@ def begin_load(
     With ``checksums``, which adapter_checksums made of files of the right digest, they take the digest's place.
     """
     folder = Path(ref.uri)
-    config = _read_config(folder)
+    config = read_config(folder)
     with naming(folder / WEIGHTS_NAME), open_plain(folder / WEIGHTS_NAME) as file:
         weights = buffer.take(os.fstat(file.fileno()).st_size)
         hasher: Hasher = hashlib.sha256() if checksums is None else new_checksum()
@@ -188,7 +186,18 @@ def _digest(config_hash: bytes, weights_hash: bytes) -> str:
     return hashlib.sha256(config_hash + weights_hash).hexdigest()
 
 
-def _read_config(folder: Path) -> bytes:
+def parse_for_base(config: bytes, model: ModelConfig, *, strict_base: bool) -> PeftConfig:
+    """Parses a configuration, and checks what it says about its base model. Raises AdapterRejected."""
+    parsed = parse_peft_config(config)
+    _check_base_class(parsed, model)
+    if strict_base:
+        _check_base_name(parsed, model)
+    _check_invocation(parsed, model)
+    return parsed
+
+
+def read_config(folder: Path) -> bytes:
+    """The configuration in a PEFT folder. Raises OSError, which names the file."""
     if not os.path.isdir(folder):  # unlike Path.is_dir, this returns False for a path that it may not access
         raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder / CONFIG_NAME))
     with naming(folder / CONFIG_NAME), open_plain(folder / CONFIG_NAME) as file:
@@ -206,22 +215,26 @@ def _check_base_class(config: PeftConfig, model: ModelConfig) -> None:
         raise AdapterRejected(f"`auto_mapping` {reason}; {advice}", param="auto_mapping")
 
 
-def _check_base_name(config: PeftConfig, model: ModelConfig, *, called: str, strict: bool) -> None:
+def _has_other_base_name(config: PeftConfig, model: ModelConfig) -> bool:
     """Compares base model names by their last parts. Only shapes decide whether an adapter fits; the name, a path or
     Hub id, is a hint.
     """
-    trained_on = config.base_model_name_or_path
-    if PurePath(trained_on or "").name == PurePath(model.name).name:
-        return
-    if strict:
+    return PurePath(config.base_model_name_or_path or "").name != PurePath(model.name).name
+
+
+def _check_base_name(config: PeftConfig, model: ModelConfig) -> None:
+    if _has_other_base_name(config, model):
         raise AdapterRejected(
-            f"`base_model_name_or_path` is {trained_on!r}, but the base model is {model.name!r}; unset `strict_base` to"
-            " serve the adapter anyway",
+            f"`base_model_name_or_path` is {config.base_model_name_or_path!r}, but the base model is {model.name!r};"
+            " unset `strict_base` to serve the adapter anyway",
             param="base_model_name_or_path",
         )
-    if trained_on:
+
+
+def _warn_of_base_name(called: str, config: PeftConfig, model: ModelConfig) -> None:
+    if config.base_model_name_or_path and _has_other_base_name(config, model):
         told = "adapter %s: `base_model_name_or_path` is %r, and the base model is %r; `strict_base: true` refuses such"
-        logger.warning(told, called, trained_on, model.name)
+        logger.warning(told, called, config.base_model_name_or_path, model.name)
 
 
 def _check_invocation(config: PeftConfig, model: ModelConfig) -> None:

@@ -1,16 +1,23 @@
 """Whether an engine serves an adapter: it keeps the limits, and fits the LoRA pool when it is alone there."""
 
+from collections.abc import Mapping
+
 from punica_serve.base_model.lora_layout import LoraLimits, least_lora_pages, pages_needed, pages_of_rank, pool_pages
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
 
 
+def check_limits(ranks: Mapping[str, int], limits: LoraLimits) -> None:
+    """``ranks`` is by module. Raises AdapterRejected."""
+    if reason := limits.why_not(ranks):
+        is_rank = max(ranks.values()) > limits.max_rank
+        raise AdapterRejected(reason, param="r" if is_rank else "target_modules")
+
+
 def check_fits_pool(ref: AdapterRef, num_lora_pages: int, limits: LoraLimits) -> None:
     """``num_lora_pages`` is per group of a layer's projections. Raises AdapterRejected."""
-    if reason := limits.why_not(ref.ranks):
-        is_rank = max(ref.ranks.values()) > limits.max_rank
-        raise AdapterRejected(reason, param="r" if is_rank else "target_modules")
+    check_limits(ref.ranks, limits)
     pool = pool_pages(num_lora_pages, limits)
     for group, num_pages in pages_needed(ref.ranks).items():
         if num_pages > pool[group]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -23,14 +24,17 @@ log = logging.getLogger(__name__)
 
 #: Concurrent fetches.
 _NUM_FETCHES = 16
+#: Checks the configuration in a folder, whose weights are not there yet. Blocks. Raises AdapterRejected.
+CheckConfig = Callable[[Path], None]
 _WHAT = "fetching the adapter from its source"
 
 
 class Sources:
     """Fetches adapters for callers, within their permissions."""
 
-    def __init__(self, config: StoreConfig) -> None:
+    def __init__(self, config: StoreConfig, check_config: CheckConfig) -> None:
         self._config = config
+        self._check_config = check_config
         self._credentials = Credentials(config.sources.credentials)
         self._failures = FailureLog(log)
         self._free = asyncio.Semaphore(_NUM_FETCHES)
@@ -39,8 +43,11 @@ class Sources:
     async def fetch(self, uri: str, folder: Path, *, is_admin: bool) -> None:
         """Writes the adapter's files into an empty ``folder``, which the caller removes in any case.
 
-        Raises InvalidRequest and Forbidden for the URI; AdapterRejected when no adapter can be read and a retry would
-        not help; TooLarge; StoreUnavailable when the source is down or slow, or the disk is full.
+        The configuration comes first and is checked at once, so weights that it rules out are never asked for.
+
+        Raises InvalidRequest and Forbidden for the URI; AdapterRejected for such a configuration, and when no adapter
+        can be read and a retry would not help; TooLarge; StoreUnavailable when the source is down or slow, or the disk
+        is full.
         """
         policy = SourcePolicy(self._config.sources, is_admin)
         plain = policy.admit(uri)
@@ -66,6 +73,9 @@ class Sources:
                 for name in ADAPTER_FILES:
                     if not await source.fetch(folder / name, self._config.max_adapter_bytes):
                         _check_missing(name, uri)
+                    if name == CONFIG_NAME:
+                        check = partial(self._check_config, folder)
+                        await self._threads.call(check, timeout_s=self._config.sources.timeout_s)
 
     def _fetch_objects(self, uri: str, folder: Path, policy: SourcePolicy, stop: Event) -> None:
         with store_errors(_WHAT, self._failures):
@@ -73,6 +83,8 @@ class Sources:
             for name in ADAPTER_FILES:
                 if not source.fetch(folder / name, self._config.max_adapter_bytes):
                     _check_missing(name, uri)
+                if name == CONFIG_NAME:
+                    self._check_config(folder)
 
 
 def _check_missing(name: str, uri: str) -> None:

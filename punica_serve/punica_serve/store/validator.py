@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from punica_serve.adapters.config_check import check_config
 from punica_serve.adapters.folder import CONFIG_NAME, read_adapter
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.adapters.pool_fit import check_fits_pool
@@ -59,6 +60,13 @@ class AdapterValidator:
         self._max_adapter_bytes = max_adapter_bytes
         self._timeout_s = timeout_s
         self._threads = StoreThreads(num_threads, "checking the adapter")
+
+    def check_config(self, folder: Path) -> None:
+        """Checks the configuration alone, before the weights are there. Blocks for milliseconds.
+
+        Raises AdapterRejected, which names the field.
+        """
+        check_config(folder, self._model, self._limits, strict_base=self._strict_base)
 
     async def check(self, folder: Path, called: str) -> ValidatedAdapter:
         """Checks an adapter. ``called`` is its owner's name for it, for the log.

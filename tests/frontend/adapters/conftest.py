@@ -35,6 +35,7 @@ from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.store.adapter_store import AdapterStore
 from punica_serve.store.sources import Sources
 from punica_serve.store.upload import Uploads
+from tiny_check import check_for_tiny
 
 
 @pytest.fixture(name="bringing")
@@ -89,7 +90,7 @@ class ScriptedSources(Sources):
     """The last part of a URI is the adapter's content, or what is wrong."""
 
     def __init__(self) -> None:
-        super().__init__(StoreConfig())
+        super().__init__(StoreConfig(), check_for_tiny)
         self.fetched: list[str] = []
 
     async def fetch(self, uri: str, folder: Path, *, is_admin: bool) -> None:

@@ -9,11 +9,12 @@ import pytest
 from file_server import FileServer, serve_files
 from punica_serve.config.store_section import StoreConfig
 from punica_serve.store.sources import Sources
+from tiny_check import check_for_tiny
 
 
 @pytest.fixture
 def sources() -> Sources:
-    return Sources(StoreConfig())
+    return Sources(StoreConfig(), check_for_tiny)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from punica_serve.config.store_section import SourcesConfig, StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.sources import Sources
+from tiny_check import check_for_tiny
 
 pytest.importorskip("huggingface_hub", reason="needs the extra hf")
 
@@ -39,7 +40,7 @@ def hub(http_server: FileServer, ref: AdapterRef) -> FileServer:
 
 def sources(hub: FileServer, **options: str) -> Sources:
     credentials = {"hf://": {"endpoint": hub.url, **options}}
-    return Sources(StoreConfig(sources=SourcesConfig(credentials=credentials)))
+    return Sources(StoreConfig(sources=SourcesConfig(credentials=credentials)), check_for_tiny)
 
 
 @pytest.mark.parametrize("uri", ["hf://org/repo/sub", "hf://org/repo@main/sub/"])

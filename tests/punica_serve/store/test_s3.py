@@ -20,6 +20,7 @@ from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.ranged_read import RANGE_BYTES
 from punica_serve.store.sources import Sources
 from s3_server import BUCKET, S3Server, serve_s3
+from tiny_check import check_for_tiny
 
 #: Starting the server alone takes seconds.
 pytestmark = pytest.mark.slow
@@ -102,7 +103,9 @@ async def test_registers_from_a_bucket_with_its_credentials(
     s3.filesystem().put(ref.uri, f"s3://{BUCKET}/team/mine", recursive=True)
     monkeypatch.setenv("TEAM_SECRET", "test")
     credentials = {f"s3://{BUCKET}/team/": {**s3.options, "secret": {"env": "TEAM_SECRET"}}}
-    sources = Sources(StoreConfig(sources=SourcesConfig(allowed=(f"s3://{BUCKET}/team/",), credentials=credentials)))
+    sources = Sources(
+        StoreConfig(sources=SourcesConfig(allowed=(f"s3://{BUCKET}/team/",), credentials=credentials)), check_for_tiny
+    )
     await sources.fetch(f"s3://{BUCKET}/team/mine/", tmp_path, is_admin=False)
     assert read_adapter(tmp_path, model).digest == ref.digest
     with pytest.raises(AdapterRejected, match=r"no adapter_config\.json in s3"):
@@ -131,7 +134,7 @@ async def test_what_the_caller_can_mend_is_no_outage(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     options = s3.options if with_key else {"client_kwargs": s3.options["client_kwargs"]}
-    sources = Sources(StoreConfig(sources=SourcesConfig(credentials={"s3://": options})))
+    sources = Sources(StoreConfig(sources=SourcesConfig(credentials={"s3://": options})), check_for_tiny)
     with pytest.raises(AdapterRejected, match=message):
         await sources.fetch(uri, tmp_path, is_admin=True)
 

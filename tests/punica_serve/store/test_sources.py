@@ -1,3 +1,4 @@
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from punica_serve.protocol import AdapterRef
 from punica_serve.store import web_source
 from punica_serve.store.pace import MinRate
 from punica_serve.store.sources import Sources
+from tiny_check import check_for_tiny
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def sources(max_adapter_bytes: int = 1 << 20, **fields: Any) -> Sources:
-    return Sources(StoreConfig(max_adapter_bytes=max_adapter_bytes, sources=SourcesConfig(**fields)))
+    return Sources(StoreConfig(max_adapter_bytes=max_adapter_bytes, sources=SourcesConfig(**fields)), check_for_tiny)
 
 
 def of_server(server: FileServer, max_adapter_bytes: int = 1 << 20, **fields: Any) -> Sources:
@@ -224,3 +226,31 @@ async def test_a_source_that_trickles_is_given_up(
     http_server.pauses_s["/a/adapter_model.safetensors"] = 0.02
     with pytest.raises(StoreUnavailable, match=r"adapter_model\.safetensors more slowly than 1 KiB/s over 0\.2 s"):
         await of_server(http_server).fetch(url, folder, is_admin=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"r": 512}, "r", "has rank 512 in all its modules, and `engine.max_lora_rank` is 128; 256 is the most"),
+        ({"target_modules": ["c_attn"]}, "target_modules", "`c_attn`, which the base model does not have"),
+        ({"use_dora": True}, "use_dora", "`use_dora` is True, which can't be applied"),
+    ],
+)
+@pytest.mark.parametrize("is_web", [True, False])
+async def test_weights_of_a_configuration_that_is_refused_are_not_fetched(
+    folder: Path,
+    ref: AdapterRef,
+    http_server: FileServer,
+    is_web: bool,
+    fields: dict[str, Any],
+    param: str,
+    message: str,
+) -> None:
+    config = Path(ref.uri) / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+    uri = http_server.add_adapter(ref, "/a") if is_web else f"file://{ref.uri}"
+    with pytest.raises(AdapterRejected, match=message) as caught:
+        await of_server(http_server).fetch(uri, folder, is_admin=True)
+    assert caught.value.param == param
+    assert os.listdir(folder) == ["adapter_config.json"]
+    assert not http_server.num_gets["/a/adapter_model.safetensors"]
