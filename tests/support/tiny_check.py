@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from punica_serve.adapters.config_check import check_config
+from punica_serve.adapters.early_checks import check_config
 from punica_serve.base_model.lora_layout import USUAL_LIMITS
 from tiny_config import tiny_config
 

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from punica_serve.adapters.config_check import check_config
+from punica_serve.adapters.early_checks import check_config
 from punica_serve.adapters.folder import CONFIG_NAME, read_adapter
 from punica_serve.adapters.peft_config import parse_peft_config
 from punica_serve.adapters.pool_fit import check_fits_pool

@@ -76,6 +76,8 @@ class Options:
     """The options as given."""
 
     path: Path
+    #: The config was written for `--model`, so its adapters are those of `--adapter`.
+    is_written: bool
     host: str | None
     port: int | None
     num_runners: int
@@ -108,7 +110,9 @@ def command(
     source = context.get_parameter_source("config")
     is_given = source is not None and source.name == "COMMANDLINE"
     path = _config_path(config, model, adapter or [], device or [], is_given=is_given)
-    options = Options(path, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format)
+    options = Options(
+        path, model is not None, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format
+    )
     console = Console(highlight=False)
     if model is not None:
         console.print(f"config: {path}", soft_wrap=True)
@@ -192,7 +196,11 @@ def _checked_config(options: Options) -> "ClusterConfig":
 
     config = load_config(options.path).with_log_format(options.log_format)
     config = config.without_auth(options.insecure_no_auth)
-    check_config(config)
+    model = check_config(config)
+    if options.is_written:
+        from punica_serve.cli.up.given_adapters import check_given_adapters
+
+        check_given_adapters(config, model)
     return config
 
 

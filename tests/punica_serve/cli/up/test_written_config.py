@@ -1,5 +1,6 @@
 """The config file of `up --model`: what it says, where it lies, and what is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,34 @@ def test_wrong_options_are_refused_in_a_line(cli: Cli, arguments: list[str], mes
     exit_code, _, stderr = cli("up", *arguments)
     assert exit_code == 2
     assert message in stderr and stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ("a b=demo:adapters/hex", "adapter name 'a b' must be 1 to 128 letters"),
+        ("model=demo:adapters/hex", "adapter name 'model' is the base model's; choose another"),
+        ("a=/nowhere", "`--adapter` a=/nowhere: adapter_config.json: can't be read: no such folder, or not readable; "),
+        ("a=demo:model", "adapter_config.json: can't be read: No such file or directory; give a PEFT folder for this"),
+    ],
+)
+def test_an_adapter_that_can_not_be_served_is_refused_by_name(cli: Cli, adapter: str, message: str) -> None:
+    exit_code, stdout, stderr = cli("up", "--model", "demo:model", "--adapter", adapter)
+    assert exit_code == 2 and "ready" not in stdout
+    assert message in stderr and stderr.count("\n") == 1
+
+
+def test_an_adapter_of_another_model_or_cut_short_is_refused_by_name(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "target_modules": ["c_attn"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    arguments = ("up", "--model", "demo:model", "--adapter", f"a={folder}")
+    assert f"`--adapter` a={folder}: adapter_config.json: `target_modules`" in cli(*arguments)[2]
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
+    (folder / "adapter_model.safetensors").write_bytes(bytes(9))
+    exit_code, _, stderr = cli(*arguments)
+    assert exit_code == 2 and f"`--adapter` a={folder}: adapter_model.safetensors: " in stderr
 
 
 def test_a_folder_that_can_not_be_written_is_named(data_home: Path) -> None:

@@ -1,18 +1,22 @@
-"""What an adapter's configuration alone says against it, so that nobody waits for weights that are refused anyway."""
+"""What is wrong with an adapter as far as its weights need not be read, so that nobody waits for what is refused."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from punica_serve.adapters.base_modules import ALONE, WRAPPED
 from punica_serve.adapters.file_reading import naming
-from punica_serve.adapters.folder import CONFIG_NAME, parse_for_base, read_config, unreadable
+from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, parse_for_base, read_config, unreadable
 from punica_serve.adapters.matching import match_targets
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.adapters.pool_fit import check_limits
+from punica_serve.adapters.safetensors_file import list_tensors, read_header
 from punica_serve.adapters.targets import base_modules
+from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.base_model.lora_layout import LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
+from punica_serve.errors.plain_files import open_plain
 
 
 def check_config(folder: Path, model: ModelConfig, limits: LoraLimits, *, strict_base: bool) -> None:
@@ -27,6 +31,22 @@ def check_config(folder: Path, model: ModelConfig, limits: LoraLimits, *, strict
             check_limits({"all its modules": _lowest_rank(config)}, limits)
             if not config.has_expressions:
                 _check_targets(config, model, limits)
+    except OSError as error:
+        raise unreadable(error) from error
+
+
+def check_weights_file(folder: Path) -> None:
+    """Checks that the weights of a PEFT folder are there, and whole by their header.
+
+    Raises AdapterRejected, which names the file.
+    """
+    path = folder / WEIGHTS_NAME
+    try:
+        if not os.path.exists(path):
+            refuse_unsupported_weights(os.listdir(folder), where=f"{folder}/")
+        with naming(path), open_plain(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            list_tensors(read_header(file, num_bytes), num_bytes)
     except OSError as error:
         raise unreadable(error) from error
 
