@@ -25,12 +25,15 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.protocol import AdapterRef
 
-#: Chunks of most adapters: at least two for each thread that reads, so that the first are copied while others are read.
-MIN_CHUNKS = 16
-#: Larger adapters have more, so that none keeps the link from others for long; up to what the header has room for.
-_CHUNK_BYTES, _MAX_CHUNKS = 16 << 20, 128
+#: The most threads that read one adapter. Chunks come in multiples of it, so that none reads on while others idle.
+MAX_READERS = 8
+#: Chunks of most adapters: two for each thread, so that the first are copied while others are read.
+MIN_CHUNKS = 2 * MAX_READERS
+#: Larger adapters have more, up to what the header has room for: a core sums what it has just read from its caches, and
+#: the first copy begins early.
+_CHUNK_BYTES, _MAX_CHUNKS = 8 << 20, 16 * MAX_READERS
 #: Raised with every change of this format, or of what packing makes.
-_VERSION = 4
+_VERSION = 5
 _MAGIC = b"PUNICA-PACKED\n"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 16
 _BLOCK_BYTES = 4096
@@ -116,7 +119,8 @@ def read_chunk(file: RangeReader, chunk: Chunk) -> None:
 
 def _chunks(memory: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Equal shares of whole blocks, except for the last, with their starts."""
-    count = min(_MAX_CHUNKS, max(MIN_CHUNKS, -(-len(memory) // _CHUNK_BYTES)))
+    rounds = -(-len(memory) // (MAX_READERS * _CHUNK_BYTES))
+    count = min(_MAX_CHUNKS, max(MIN_CHUNKS, rounds * MAX_READERS))
     share = -(-len(memory) // (count * _BLOCK_BYTES)) * _BLOCK_BYTES
     for start in range(0, len(memory), max(share, 1)):
         yield start, memory[start : start + share].data

@@ -9,8 +9,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.packed_file import (
+    MAX_READERS,
     Chunk,
     PackedFileInvalid,
     PackedLayout,
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 
 #: Threads that read chunks, of all adapters. A core reads and checks 10 GB/s of the page cache, so eight outrun a GPU's
 #: link; half of the cores are left to the steps and to adapters that are packed. Four keep a disk busy.
-_MIN_READERS, _MAX_READERS, _READERS_SHARE = 4, 8, 0.5
+_MIN_READERS, _READERS_SHARE = 4, 0.5
 #: A disk that gives no chunk of any adapter for so long hangs: adapters are read from their folders meanwhile.
 _HANG_S = 10.0
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
@@ -70,8 +72,8 @@ class PackedStore:
         self._model = model
         self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
-        num_readers = max(_MIN_READERS, min(_MAX_READERS, int(_READERS_SHARE * (os.cpu_count() or 1))))
-        self._readers = ThreadPoolExecutor(num_readers, "packed-reader")
+        self._num_readers = max(_MIN_READERS, min(MAX_READERS, int(_READERS_SHARE * (os.cpu_count() or 1))))
+        self._readers = ThreadPoolExecutor(self._num_readers, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
         #: Adapters whose chunks are not read to their ends.
@@ -151,49 +153,66 @@ class PackedStore:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
 
-        chunks = open_chunks(file, ref, memory.numpy(), self._layout)
+        chunks = deque(open_chunks(file, ref, memory.numpy(), self._layout))
+        num_readers = min(self._num_readers, len(chunks))
         with nullcontext() if stream is None else stream.filling(memory):
             reads: list[Future[None]] = []
             try:
-                reads.extend(self._readers.submit(self._read_chunk, file, chunk, stream) for chunk in chunks)
-                packed = views() if stream is None else stream.prepare(views)
+                reads.extend(self._readers.submit(self._read_chunks, file, chunks, stream) for _ in range(num_readers))
+                # First what gives up the GIL: readers begin before this thread lays out the pages.
                 self._folder.packed.mark_used(file.descriptor)
+                packed = views() if stream is None else stream.prepare(views)
             except BaseException:
                 if stream is not None:
                     stream.cancel()
                 raise
             finally:
-                self._wait_for_all(reads)
-            if any(read.cancelled() for read in reads):
-                raise _DiskHangs
+                is_whole = self._wait_for_all(reads, chunks)
             for read in reads:
-                read.result()
+                if not read.cancelled():
+                    read.result()
+            if not is_whole:
+                raise _DiskHangs
         return packed
 
-    def _read_chunk(self, file: RangeReader, chunk: Chunk, stream: PageStream | None) -> None:
-        read_chunk(file, chunk)
-        self._newest_chunk_s = time.monotonic()
-        if stream is not None:
-            stream.put(chunk.start, chunk.stop)
+    def _read_chunks(self, file: RangeReader, chunks: deque[Chunk], stream: PageStream | None) -> None:
+        """Reads chunks until none is left, beside other threads. None of them begins another after an error."""
+        try:
+            while (chunk := _next(chunks)) is not None:
+                read_chunk(file, chunk)
+                self._newest_chunk_s = time.monotonic()
+                if stream is not None:
+                    stream.put(chunk.start, chunk.stop)
+        except BaseException:
+            chunks.clear()
+            raise
 
-    def _wait_for_all(self, reads: "Iterable[Future[None]]") -> None:
-        """All of them end before their memory is used for anything else, and none begins any more if the disk hangs."""
-        pending = set(reads)
-        while pending:
-            done, pending = wait(pending, _HANG_S, FIRST_COMPLETED)
-            if not done and time.monotonic() - self._newest_chunk_s > _HANG_S:
-                self._outlast(pending)
-                return
+    def _wait_for_all(self, reads: "Collection[Future[None]]", chunks: deque[Chunk]) -> bool:
+        """All of them end before their memory is used for anything else. False if the disk hangs: no chunk of those
+        that are left is begun any more.
+        """
+        started_s = time.monotonic()
+        while True:
+            answers_until_s = max(started_s, self._newest_chunk_s) + _HANG_S
+            _, pending = wait(reads, max(0.0, answers_until_s - time.monotonic()))
+            if not pending:
+                return True
+            if time.monotonic() - max(started_s, self._newest_chunk_s) >= _HANG_S:
+                return self._outlast(pending, chunks)
 
-    def _outlast(self, reads: "set[Future[None]]") -> None:
+    def _outlast(self, reads: "Collection[Future[None]]", chunks: deque[Chunk]) -> bool:
+        """Waits for the chunks that were begun. Returns whether those are all."""
         with self._lock:
             self._num_hanging += 1
         log.warning("the disk of packed adapters does not answer: adapters are read from their folders until it does")
+        is_whole = not chunks
+        chunks.clear()
         try:
             wait([read for read in reads if not read.cancel()])
         finally:
             with self._lock:
                 self._num_hanging -= 1
+        return is_whole
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""
@@ -220,6 +239,13 @@ class PackedStore:
             log.warning("packed adapters can't be kept on the disk, so loads stay slow: %s", error)
         elif error is None:
             self._has_failed = False
+
+
+def _next(chunks: deque[Chunk]) -> Chunk | None:
+    try:
+        return chunks.popleft()
+    except IndexError:
+        return None
 
 
 def _lower_priority() -> None:

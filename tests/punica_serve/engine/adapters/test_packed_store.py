@@ -152,6 +152,37 @@ def test_a_file_is_the_memory_behind_a_header(folder: Path, model: ModelConfig, 
     assert b"".join(chunk for _, chunk in chunks) == content
 
 
+@pytest.mark.parametrize("megabytes", [80, 320, 640, 2000])
+def test_threads_share_the_chunks_of_large_adapters_evenly(megabytes: int) -> None:
+    """A last round of fewer chunks would leave threads idle."""
+    memory = np.empty(megabytes * 1_000_000, dtype=np.uint8)  # nothing touches it, so the system gives no pages for it
+    sizes = [len(chunk) for _, chunk in packed_file._chunks(memory)]
+    assert sum(sizes) == len(memory) and len(sizes) % packed_file.MAX_READERS == 0
+    assert len(sizes) >= packed_file.MIN_CHUNKS and min(sizes) > 0.9 * max(sizes)
+
+
+def test_after_a_damaged_chunk_no_other_is_begun(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Worker(folder, model).packs(ref)
+    content = bytearray(file.read_bytes())
+    content[4096] ^= 1
+    file.write_bytes(content)
+    monkeypatch.setattr(packed_store, "_MIN_READERS", 1)
+    monkeypatch.setattr(packed_store, "_READERS_SHARE", 0.0)
+    starts: list[int] = []
+    original = packed_file.read_chunk
+
+    def read(file: Any, chunk: Any) -> None:
+        starts.append(chunk.start)
+        original(file, chunk)
+
+    monkeypatch.setattr(packed_store, "read_chunk", read)
+    copy = Worker(folder, model).load(ref)
+    assert starts == [0] and len(packings) == 2
+    assert equal(copy, Worker(folder.parent / "other", model).load(ref))
+
+
 @pytest.mark.parametrize("place", [0, 20, 30, 60, 4096, 9000, -5000, -1])
 def test_one_changed_byte_is_found_and_the_file_made_again(
     folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], place: int
