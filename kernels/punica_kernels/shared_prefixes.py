@@ -1,14 +1,16 @@
 """Finds the requests of a step whose page tables begin with the same pages, so that attention reads those pages once.
 
-Plain numpy, a pure function of the page tables: prefix caching makes requests share pages, and nothing else is asked.
+Prefix caching makes requests share pages. Only the page tables are looked at, and only requests that join or leave the
+steps cost time: what two tables share never changes while both are in use.
 """
 
 import sys
+from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, count
+from operator import ne
 
 import numpy as np
-import numpy.typing as npt
 
 from punica_kernels.members import Indices
 
@@ -44,59 +46,106 @@ _NOTHING = np.zeros(0, np.int64)
 NO_GROUPS = PrefixGroups(_NOTHING, np.zeros(1, np.int64), _NOTHING)
 
 
-def find_prefix_groups(
-    pages: npt.NDArray[np.int32], page_starts: npt.ArrayLike, lengths: npt.ArrayLike, page_size: int
-) -> PrefixGroups:
-    """The groups of N requests; a request's newest token, and so the page that it lies in, belongs to itself alone.
+class PrefixGroupTracker:
+    """The groups of each step, from those of the step before.
 
-    Prefixes nest: of requests that begin alike, some may go on alike. Groups are cut where most would be lost by
-    reading only what all share, and a request reads one shared prefix at most.
-
-    Args:
-        pages: int32 [any number]: the page tables of all requests. Page numbers are not negative.
-        page_starts, lengths: [N] or more, and [N]: where each table begins, and its request's tokens.
+    It keeps the tables in lexical order, so that those that begin alike are neighbours, and what neighbours share. Then
+    any two tables share the fewest pages that two neighbours between them share.
     """
-    counts = (np.asarray(lengths, np.int64) - 1) // page_size
-    min_pages = -(-MIN_PREFIX_TOKENS // page_size)
-    candidates = np.flatnonzero(counts >= min_pages)
-    first_pages = np.asarray(page_starts, np.int64)[candidates]
-    deep = np.sort(pages[first_pages + (min_pages - 1)])
-    if not (deep[1:] == deep[:-1]).any():
-        return NO_GROUPS
-    counts = counts[candidates]
-    table = pages.take(first_pages[:, None] + np.arange(counts.max()), mode="clip")
-    # As bytes, since any order will do that puts equal beginnings side by side.
-    order = table.view(np.dtype((np.void, table.strides[0]))).ravel().argsort()
-    table, counts = table[order], counts[order]
-    is_other = np.ones((len(order) - 1, table.shape[1] + 1), np.bool_)
-    np.not_equal(table[1:], table[:-1], out=is_other[:, :-1])
-    # Past its own pages a row of the table goes on with anything.
-    num_common = np.minimum(is_other.argmax(axis=1), np.minimum(counts[1:], counts[:-1]))
-    runs = _runs(num_common.tolist(), min_pages)
-    if not runs:
-        return NO_GROUPS
-    requests = candidates[order]
-    members = [requests[first:end] for first, end, _ in runs]
-    starts = [0, *accumulate(end - first for first, end, _ in runs)]
-    return PrefixGroups(np.concatenate(members), np.array(starts), np.array([fewest for *_, fewest in runs]))
+
+    def __init__(self, page_size: int) -> None:
+        self._min_pages = -(-MIN_PREFIX_TOKENS // page_size)
+        #: The newest step's, in its order.
+        self._tables: list[list[int]] = []
+        self._groups = NO_GROUPS
+        #: In lexical order. A table is known by its identity, since it grows.
+        self._sorted: list[list[int]] = []
+        self._ids: list[int] = []
+        #: The pages that each table shares with the next one; 0 for the last.
+        self._num_common: list[int] = []
+
+    def groups(self, tables: list[list[int]]) -> PrefixGroups:
+        """The groups of N requests, which are numbered by their places in ``tables``.
+
+        Prefixes nest: of requests that begin alike, some may go on alike. Groups are cut where most would be lost by
+        reading only what all share, and a request reads one shared prefix at most.
+
+        Args:
+            tables: [N] the pages of each request. They end with pages of its own, among them that of its newest token.
+                Between two calls pages may be appended to a list; whatever else changes comes in a new list.
+        """
+        # Lists that are the same objects are equal without a look at their pages.
+        if tables != self._tables:
+            self._groups = self._update(tables)
+            self._tables = tables
+        return self._groups
+
+    def _update(self, tables: list[list[int]]) -> PrefixGroups:
+        ids = list(map(id, tables))
+        known, now = set(self._ids), set(ids)
+        for gone in known - now:
+            self._remove(self._ids.index(gone))
+        for joined in now - known:
+            self._insert(tables[ids.index(joined)])
+        runs = _runs(self._num_common, self._min_pages)
+        if not runs:
+            return NO_GROUPS
+        rows = dict(zip(ids, count()))
+        requests = [rows[number] for first, end, _ in runs for number in self._ids[first:end]]
+        starts = [0, *accumulate(end - first for first, end, _ in runs)]
+        return PrefixGroups(np.array(requests), np.array(starts), np.array([fewest for *_, fewest in runs]))
+
+    def _insert(self, table: list[int]) -> None:
+        place = bisect_left(self._sorted, table)
+        if place:
+            self._num_common[place - 1] = _num_shared(self._sorted[place - 1], table)
+        self._num_common.insert(place, _num_shared(table, self._sorted[place]) if place < len(self._sorted) else 0)
+        self._sorted.insert(place, table)
+        self._ids.insert(place, id(table))
+
+    def _remove(self, place: int) -> None:
+        del self._sorted[place], self._ids[place]
+        num_common = self._num_common.pop(place)
+        if place:
+            self._num_common[place - 1] = min(self._num_common[place - 1], num_common)
+
+
+def _num_shared(one: list[int], other: list[int]) -> int:
+    """The pages that both tables begin with."""
+    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
 
 
 def _runs(num_common: list[int], min_pages: int) -> list[tuple[int, int, int]]:
     """(first, end, pages) of the groups among N sorted requests.
 
-    ``num_common``: [N - 1] the pages that each request shares with the next. Any two requests share the fewest of those
-    between them. Neighbours part where they share less than half of what one of them shares with its other neighbour.
+    ``num_common``: [N] the pages that each request shares with the next; 0 for the last.
     """
     runs: list[tuple[int, int, int]] = []
-    first, fewest, before = 0, sys.maxsize, 0
-    for place, (here, after) in enumerate(pairwise([*num_common, 0, 0])):
-        doubled = 2 * here
-        if here >= min_pages and doubled >= before and doubled >= after:
-            if here < fewest:
-                fewest = here
+    first = 0
+    for last in [place for place, common in enumerate(num_common) if common < min_pages]:
+        if last > first:
+            links = num_common[first:last]
+            fewest = min(links)
+            if 2 * fewest >= max(links):
+                runs.append((first, last + 1, fewest))
+            else:
+                runs += _part(links, first)
+        first = last + 1
+    return runs
+
+
+def _part(links: list[int], first: int) -> list[tuple[int, int, int]]:
+    """The groups among requests from ``first`` on that share so many pages each with the next.
+
+    Neighbours part where they share less than half of what one of them shares with its other neighbour.
+    """
+    runs: list[tuple[int, int, int]] = []
+    start, fewest = 0, sys.maxsize
+    for place, (before, here, after) in enumerate(zip([0, *links], [*links, 0], [*links[1:], 0, 0], strict=True)):
+        if here > 0 and before <= 2 * here >= after:
+            fewest = min(fewest, here)
         else:
-            if place > first:
-                runs.append((first, place + 1, fewest))
-            first, fewest = place + 1, sys.maxsize
-        before = here
+            if place > start:
+                runs.append((first + start, first + place + 1, fewest))
+            start, fewest = place + 1, sys.maxsize
     return runs

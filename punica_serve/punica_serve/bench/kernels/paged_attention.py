@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.paged_attention import paged_attention
-from punica_kernels.shared_prefixes import find_prefix_groups
+from punica_kernels.shared_prefixes import PrefixGroupTracker
 from punica_serve.bench.kernels.accuracy import checked_error
 from punica_serve.bench.kernels.bars import draw_bars
 from punica_serve.bench.kernels.flashinfer_attention import flashinfer_attention
@@ -146,7 +146,8 @@ class AttentionTensors:
         self._workspace = AttentionWorkspace.of([self._shape], HEAD_DIM, device)
         words = np.empty(self._shape.num_words, dtype=np.int32)
         starts = range(0, len(self.q) + 1, case.num_new)
-        groups = find_prefix_groups(pages.numpy(), self._page_starts, case.contexts, PAGE_SIZE)
+        tables = [table.tolist() for table in pages.tensor_split(self._page_starts[1:-1])]
+        groups = PrefixGroupTracker(PAGE_SIZE).groups(tables)
         self._shape.fill(words, case.contexts, starts, self._page_starts, PAGE_SIZE, groups)
         self._tiles = torch.from_numpy(words).to(device)
 

@@ -59,6 +59,8 @@ class StepPlan:
     assist: AssistJob | None = None
     #: The only prefill's adapter may not be on the device of each rank yet.
     is_early: bool = False
+    #: Some requests hold pages together; False: no two of its sequences do.
+    shares_pages: bool = False
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:
@@ -188,7 +190,8 @@ class StepPlanner:
         self._prefilling = tuple(chunk.sequence for chunk in prefills)
         if not prefills and not decodes:
             return None, preempted
-        return StepPlan(prefills, _order_decodes(decodes, prefills)), preempted
+        shares_pages = self._cache.pages.num_shared > 0
+        return StepPlan(prefills, _order_decodes(decodes, prefills), shares_pages=shares_pages), preempted
 
     def next_chunk_tokens(self, sequence: Sequence) -> int:
         """Tokens of the sequence that one step would prefill, if it were the only one."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.members import Indices
 from punica_kernels.paged_attention import paged_attention
-from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups, find_prefix_groups
+from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups, PrefixGroupTracker
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.kv_cache import KvCache
@@ -26,12 +26,14 @@ from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.flashinfer_rows import FlashInferMemory, FlashInferRows, PrefillShape
 from punica_serve.engine.cuda.step_input_buffer import Section, StepInputBuffer
 from punica_serve.engine.cuda.step_pages import PageRuns, lay_out_pages
+from punica_serve.paging.page_rule import first_kept_page
 
 #: The sections of the decodes' and the prefill's tiles, for each distinct window of a model's layers.
 _TILES: tuple[tuple[Section, Section], ...] = (
     ("decode_tiles", "prefill_tiles"),
     ("second_decode_tiles", "second_prefill_tiles"),
 )
+_NO_PAGES: list[int] = []
 
 
 class AttentionOptions(NamedTuple):
@@ -75,7 +77,7 @@ class CudaAttention:
                 self._prefill[window] = _Rows(prefill, buffer, prefill_tiles, memory.prefill, spec)
         if memory.flashinfer and memory.serves_by_flashinfer(bucket):
             self._prefill = _flashinfer_rows(cache, model, bucket, buffer, memory.flashinfer)
-        self._shares_prefixes = memory.options.shares_prefixes
+        self._prefix_groups = memory.prefix_groups if memory.options.shares_prefixes else None
         self._side = memory.side if self._decodes and self._prefill else None
 
     def plan(self, step: StepPlan) -> None:
@@ -84,16 +86,22 @@ class CudaAttention:
         runs = (pages.decodes, pages.prefill)
         self._buffer.write("slot_mapping", pages.slot_mapping)
         self._buffer.write("kv_pages", np.concatenate([run.indices for run in runs]))
-        groups = self._prefix_groups(pages.decodes)
+        groups = self._groups_of(step)
         for decodes in self._decodes.values():
             decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size, groups)
         for prefill in self._prefill.values():
             prefill.plan(pages.prefill, pages.prefill_rows, len(pages.decodes.indices), self._cache.page_size)
 
-    def _prefix_groups(self, decodes: PageRuns) -> PrefixGroups:
-        if not self._shares_prefixes:
+    def _groups_of(self, step: StepPlan) -> PrefixGroups:
+        if self._prefix_groups is None or not step.shares_pages:
             return NO_GROUPS
-        return find_prefix_groups(decodes.indices, decodes.starts, decodes.lengths, self._cache.page_size)
+        window, page_size = self._cache.window, self._cache.page_size
+        if window is None:
+            return self._prefix_groups.groups([sequence.pages for sequence in step.decodes])
+        # A table whose first pages were given back begins with another one, and its windows end behind its prefix.
+        kept = [first_kept_page(sequence.num_cached, page_size, window) == 0 for sequence in step.decodes]
+        tables = [each.pages if is_whole else _NO_PAGES for each, is_whole in zip(step.decodes, kept, strict=True)]
+        return self._prefix_groups.groups(tables)
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer: strided views [pages, page_size, kv_heads, head_dim]."""
@@ -136,6 +144,7 @@ class AttentionMemory:
         )
         self.decodes = AttentionWorkspace.of([*filter(None, decodes)], model.head_dim, pool.device)
         self.prefill = AttentionWorkspace.of([*filter(None, prefills)], model.head_dim, pool.device)
+        self.prefix_groups = PrefixGroupTracker(cache.page_size)
         #: The stream on which a prefill's rows run beside the decodes.
         self.side = torch.cuda.Stream(pool.device) if pool.is_cuda else None
         self.flashinfer = (

@@ -20,10 +20,10 @@ from punica_serve.protocol import Request
 
 Int32s = npt.NDArray[np.int32]
 
-#: The first words of a step: how many sequences have ended, how many rows there are, how many of them prefill, and
-#: whether the step is early. The ended sequences follow, then two words of each prefill: where its chunk ends, and
-#: whether that is the newest token.
-_NUM_HEADER_WORDS = 4
+#: The first words of a step: how many sequences have ended, how many rows there are, how many of them prefill, whether
+#: the step is early, and whether requests share pages. The ended sequences follow, then two words of each prefill:
+#: where its chunk ends, and whether that is the newest token.
+_NUM_HEADER_WORDS = 5
 #: Words of a row: the sequence, its cached tokens and those in flight, then how many new tokens and new pages follow.
 _NUM_ROW_WORDS = 5
 
@@ -70,7 +70,8 @@ class StepEncoder:
                 introduced.append((known.number, sequence.request))
             rows += (known.number, sequence.num_cached, sequence.num_in_flight, *known.take(sequence, changes))
         chunks = [word for chunk in plan.prefills for word in (chunk.end, int(chunk.is_last))]
-        header = [len(ended), len(rows) // _NUM_ROW_WORDS, len(plan.prefills), int(plan.is_early)]
+        counts = [len(ended), len(rows) // _NUM_ROW_WORDS, len(plan.prefills)]
+        header = [*counts, int(plan.is_early), int(plan.shares_pages)]
         return introduced, np.array([*header, *ended, *chunks, *rows, *changes], dtype=np.int32)
 
     @property
@@ -107,7 +108,7 @@ class StepDecoder:
     def decode(self, words: Int32s) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
         rest = iter(words.tolist())
-        num_ended, num_rows, num_prefills, is_early = islice(rest, _NUM_HEADER_WORDS)
+        num_ended, num_rows, num_prefills, is_early, shares_pages = islice(rest, _NUM_HEADER_WORDS)
         for number in islice(rest, num_ended):
             del self._sequences[number]
         ends = [(next(rest), bool(next(rest))) for _ in range(num_prefills)]
@@ -118,7 +119,8 @@ class StepDecoder:
             PrefillChunk(sequence, sequence.num_cached, end, is_last)
             for sequence, (end, is_last) in zip(sequences[:num_prefills], ends, strict=True)
         ]
-        return StepPlan(tuple(chunks), tuple(sequences[num_prefills:]), is_early=bool(is_early))
+        decodes = tuple(sequences[num_prefills:])
+        return StepPlan(tuple(chunks), decodes, is_early=bool(is_early), shares_pages=bool(shares_pages))
 
     @property
     def known(self) -> dict[int, list[int]]:

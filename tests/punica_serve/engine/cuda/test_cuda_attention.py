@@ -113,7 +113,8 @@ def test_nothing_is_read_of_pages_that_were_given_back(kind: Kind, window: int) 
 def _sharing_decodes(desk: AttentionDesk) -> StepPlan:
     """Two groups and two requests alone, none beside those it belongs to."""
     one, other = desk.sharing([600, 481, 700, 1001], 30), desk.sharing([200, 150, 163], 9)
-    return StepPlan((), (one[0], other[0], *desk.sharing([17], 0), one[1], one[2], other[1], other[2], one[3]))
+    decodes = (one[0], other[0], *desk.sharing([17], 0), one[1], one[2], other[1], other[2], one[3])
+    return StepPlan((), decodes, shares_pages=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,10 +143,10 @@ def test_shared_pages_are_in_one_tile_for_all_their_rows() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[604, 604, 604], [604, 610, 612]], ids=str)
-def test_a_group_whose_pages_were_given_back_shares_what_its_windows_hold(kind: Kind, lengths: list[int]) -> None:
+def test_a_group_whose_pages_were_given_back_sees_what_its_windows_hold(kind: Kind, lengths: list[int]) -> None:
     desk, bucket = AttentionDesk(2, *kind, 300), BatchBucket(0, 4)
     attention = desk.attention(bucket, SHARING)
-    step, q = StepPlan((), tuple(desk.sharing(lengths, 30))), desk.q(bucket)
+    step, q = StepPlan((), tuple(desk.sharing(lengths, 30)), shares_pages=True), desk.q(bucket)
     _plan(attention, step)
     desk.check(step, bucket, 0, q, attention.run(0, q))
 

@@ -3,9 +3,11 @@
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
+from punica_kernels.shared_prefixes import MIN_PREFIX_TOKENS, PrefixGroupTracker
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
@@ -24,7 +26,14 @@ def _seen(plan: StepPlan) -> object:
         (s.request, s.token_ids, s.num_cached, s.num_in_flight, s.pages, s.max_length, s.position)
         for s in plan.sequences
     ]
-    return chunks, rows
+    return chunks, rows, plan.is_early, plan.shares_pages
+
+
+def _groups(tracker: PrefixGroupTracker, plan: StepPlan) -> set[tuple[int, ...]]:
+    """The pages and the requests of each group of decodes."""
+    found = tracker.groups([sequence.pages for sequence in plan.decodes])
+    members = np.split(found.requests, found.starts[1:-1]) if len(found.num_pages) else []
+    return {(pages, *sorted(group.tolist())) for pages, group in zip(found.num_pages.tolist(), members, strict=True)}
 
 
 def _request(random: Random, number: int) -> Request:
@@ -49,7 +58,8 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
     cache = KvCache(model, num_pages=24, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
     planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=16, max_prefills=3)
     encoder, decoder = StepEncoder(), StepDecoder(CONTEXT, 4)
-    num_preempted = num_steps = 0
+    tracker = PrefixGroupTracker(MIN_PREFIX_TOKENS)
+    num_preempted = num_steps = num_sharing = num_groups = 0
     waiting = [_sequence(_request(random, number), is_sharing=is_sharing) for number in range(40)]
     in_flight: StepPlan | None = None
     while waiting or planner.running or planner.waiting:
@@ -61,10 +71,18 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
         num_preempted += len(preempted)
         if plan:
             num_steps += 1
+            num_sharing += plan.shares_pages
+            held = [page for sequence in plan.sequences for page in sequence.held_pages]
+            assert plan.shares_pages or len(held) == len({*held})
             introduced, words = encoder.encode(plan)
             for number, request in introduced:
                 decoder.introduce(number, request)
-            assert _seen(decoder.decode(words)) == _seen(plan)
+            decoded = decoder.decode(words)
+            assert _seen(decoded) == _seen(plan)
+            if window is None:
+                # From one page on, whatever a page's size is. Groups that are kept are those of the step alone.
+                num_groups += len(groups := _groups(tracker, decoded))
+                assert groups == _groups(PrefixGroupTracker(MIN_PREFIX_TOKENS), plan)
             assert encoder.known == decoder.known
             for sequence in plan.decodes:
                 sequence.num_cached += 1
@@ -83,3 +101,5 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
     assert num_steps > 100
     assert num_preempted > 5 or window
     assert (cache.prefixes.num_hits > 100) == is_sharing
+    assert (num_sharing > 0) == is_sharing and num_sharing < num_steps
+    assert (num_groups > 10) == (is_sharing and window is None)
