@@ -1,119 +1,99 @@
 """The splits of a context in paged attention: a program leaves its part, and the last one merges all of them."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from punica_kernels.gpu.attention_constants import LIST_STRIDE, LISTED_ROW, LISTED_SPLITS, MIN_SCORE
+from punica_kernels.gpu.online_softmax import Sums
+from punica_kernels.gpu.work_tile import columns, tile_rows
+
+
+class Splits(NamedTuple):
+    """The workspace: the sums of each split and kv head, and how many programs of its block have left theirs."""
+
+    acc: tl.tensor
+    m_i: tl.tensor
+    l_i: tl.tensor
+    counts: tl.tensor
+
+
+class Out(NamedTuple):
+    """Where results go."""
+
+    rows: tl.tensor
+    row_stride: tl.tensor
+    head_stride: tl.tensor
 
 
 @triton.jit
-def store_split(
-    out,
-    row_list,
-    splits,
-    sums,
-    tile,
-    block,
-    masks,
-    out_strides,
-    KV_HEADS: tl.constexpr,
-    sizes: tl.constexpr,
-    SHARES_PREFIXES: tl.constexpr,
-):
+def store_split(out, row_list, splits, sums, kv_head, tile, rows, sizes: tl.constexpr):
     """Leaves the sums in the workspace, and merges the block's if all of them are there."""
-    split_acc, split_m, split_l, counts = splits
-    m_i, l_i, acc = sums
-    kv_head, first_row, split, first_split, num_splits = tile
-    block_first_row, block_num_rows = block
-    is_row, q_mask = masks
-    BLOCK_M: tl.constexpr = sizes[0]
-    HEAD_DIM: tl.constexpr = sizes[1]
-    GROUP: tl.constexpr = sizes[2]
-    BLOCK_GROUP: tl.constexpr = sizes[3]
-    BLOCK_D: tl.constexpr = sizes[5]
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
-    place = (split * KV_HEADS + kv_head) * BLOCK_M + tl.arange(0, BLOCK_M)
-    if SHARES_PREFIXES:
-        place += (first_row - block_first_row) * BLOCK_GROUP
-    tl.store(split_acc + place[:, None] * HEAD_DIM + offs_d, acc, mask=q_mask)
-    tl.store(split_m + place, m_i, mask=is_row)
-    tl.store(split_l + place, l_i, mask=is_row)
+    place = (tile.split * sizes.KV_HEADS + kv_head) * sizes.BLOCK_M + tl.arange(0, sizes.BLOCK_M)
+    if sizes.SHARES_PREFIXES:
+        place += (tile.first_row - tile.block_first_row) * sizes.BLOCK_GROUP
+    tl.store(splits.acc + place[:, None] * sizes.HEAD_DIM + columns(sizes), sums.acc, mask=rows.mask)
+    tl.store(splits.m_i + place, sums.m_i, mask=rows.is_row)
+    tl.store(splits.l_i + place, sums.l_i, mask=rows.is_row)
     # All threads must have written before the count says so.
     tl.debug_barrier()
-    count = counts + first_split * KV_HEADS + kv_head
-    if tl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
+    count = splits.counts + tile.first_split * sizes.KV_HEADS + kv_head
+    if tl.atomic_add(count, 1, sem="acq_rel") == tile.num_splits - 1:
         tl.store(count, 0)
-        rows = out if SHARES_PREFIXES else out + first_row.to(tl.int64) * out_strides[0]
-        _merge_splits(
-            rows + kv_head * GROUP * out_strides[1],
-            row_list + block_first_row * LIST_STRIDE if SHARES_PREFIXES else row_list,
-            (split_acc, split_m, split_l),
-            (first_split * KV_HEADS + kv_head) * BLOCK_M,
-            num_splits,
-            block_num_rows,
-            out_strides,
-            KV_HEADS * BLOCK_M,
-            sizes,
-            SHARES_PREFIXES,
-        )
+        _merge_splits(out, row_list, splits, kv_head, tile, sizes)
 
 
 @triton.jit
-def _merge_splits(
-    out,
-    row_list,
-    splits,
-    first_place,
-    num_splits,
-    num_rows,
-    out_strides,
-    SPLIT_STRIDE: tl.constexpr,
-    sizes: tl.constexpr,
-    SHARES_PREFIXES: tl.constexpr,
-):
-    """The rows of `out` from their splits, MERGED_SPLITS at a time. Listed rows may lie anywhere, and each has its own
-    number of splits.
-    """
-    split_acc, split_m, split_l = splits
-    HEAD_DIM: tl.constexpr = sizes[1]
-    GROUP: tl.constexpr = sizes[2]
-    BLOCK_GROUP: tl.constexpr = sizes[3]
-    LIVE_M: tl.constexpr = sizes[4]
-    BLOCK_D: tl.constexpr = sizes[5]
-    MERGED_SPLITS: tl.constexpr = sizes[6]
-    offs_m = tl.arange(0, LIVE_M)
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
-    query = offs_m // BLOCK_GROUP
-    member = offs_m % BLOCK_GROUP
-    is_row = (query < num_rows) & (member < GROUP)
-    mask = is_row[:, None] & (offs_d < HEAD_DIM)
-    if SHARES_PREFIXES:
-        row = tl.load(row_list + query * LIST_STRIDE + LISTED_ROW, mask=is_row, other=0).to(tl.int64)
-        row_splits = tl.load(row_list + query * LIST_STRIDE + LISTED_SPLITS, mask=is_row, other=0)
+def _merge_splits(out, row_list, splits, kv_head, tile, sizes: tl.constexpr):
+    """The rows of a block from their splits, always in the same order, MERGED_SPLITS at a time."""
+    heads = out.rows if sizes.SHARES_PREFIXES else out.rows + tile.first_row.to(tl.int64) * out.row_stride
+    heads += kv_head * sizes.GROUP * out.head_stride
+    words = row_list + tile.block_first_row * LIST_STRIDE if sizes.SHARES_PREFIXES else row_list
+    first_place = (tile.first_split * sizes.KV_HEADS + kv_head) * sizes.BLOCK_M
+    rows = tile_rows(tile.block_num_rows, sizes.LIVE_M, sizes)
+    if sizes.SHARES_PREFIXES:
+        # Listed rows may lie anywhere, and each has its own number of splits.
+        words += rows.query * LIST_STRIDE
+        row = tl.load(words + LISTED_ROW, mask=rows.is_row, other=0).to(tl.int64)
+        row_splits = tl.load(words + LISTED_SPLITS, mask=rows.is_row, other=0)
         num_splits = tl.max(row_splits)
     else:
-        row = query
-        row_splits = num_splits
-    m_i = tl.full((LIVE_M,), MIN_SCORE, dtype=tl.float32)
-    l_i = tl.where(is_row, 0.0, 1.0)
-    acc = tl.zeros((LIVE_M, BLOCK_D), dtype=tl.float32)
-    for start in range(0, num_splits, MERGED_SPLITS):
-        for number in tl.static_range(MERGED_SPLITS):
+        row = rows.query
+        row_splits = tile.num_splits
+        num_splits = row_splits
+    # Rows that are not there have a sum of 1, so that nothing is divided by zero.
+    sums = Sums(
+        m_i=tl.full((sizes.LIVE_M,), MIN_SCORE, dtype=tl.float32),
+        l_i=tl.where(rows.is_row, 0.0, 1.0),
+        acc=tl.zeros((sizes.LIVE_M, sizes.BLOCK_D), dtype=tl.float32),
+    )
+    for start in range(0, num_splits, sizes.MERGED_SPLITS):
+        for number in tl.static_range(sizes.MERGED_SPLITS):
             split = start + number
-            is_split = split < row_splits
-            place = first_place + split * SPLIT_STRIDE + offs_m
-            # From the L2 cache, where other multiprocessors have written them.
-            m_split = tl.load(split_m + place, mask=is_row & is_split, other=MIN_SCORE, cache_modifier=".cg")
-            l_split = tl.load(split_l + place, mask=is_row & is_split, other=0.0, cache_modifier=".cg")
-            cells = split_acc + place[:, None] * HEAD_DIM + offs_d
-            is_cell = mask & (is_split[:, None] if SHARES_PREFIXES else is_split)
-            acc_split = tl.load(cells, mask=is_cell, other=0.0, cache_modifier=".cg")
-            m_new = tl.maximum(m_i, m_split)
-            alpha = tl.exp2(m_i - m_new)
-            beta = tl.exp2(m_split - m_new)
-            l_i = l_i * alpha + l_split * beta
-            acc = acc * alpha[:, None] + acc_split * beta[:, None]
-            m_i = m_new
-    result = (acc / l_i[:, None]).to(out.dtype.element_ty)
-    rows = out + row * out_strides[0] + member * out_strides[1]
-    tl.store(rows[:, None] + offs_d, result, mask=mask)
+            sums = _add_split(sums, _load_split(splits, first_place, split, split < row_splits, rows, sizes))
+    result = (sums.acc / sums.l_i[:, None]).to(out.rows.dtype.element_ty)
+    cells = heads + row * out.row_stride + rows.member * out.head_stride
+    tl.store(cells[:, None] + columns(sizes), result, mask=rows.mask)
+
+
+@triton.jit
+def _load_split(splits, first_place, split, is_split, rows, sizes: tl.constexpr):
+    """The sums of one split, from the L2 cache, where other multiprocessors have written them."""
+    place = first_place + split * (sizes.KV_HEADS * sizes.BLOCK_M) + tl.arange(0, sizes.LIVE_M)
+    m_split = tl.load(splits.m_i + place, mask=rows.is_row & is_split, other=MIN_SCORE, cache_modifier=".cg")
+    l_split = tl.load(splits.l_i + place, mask=rows.is_row & is_split, other=0.0, cache_modifier=".cg")
+    cells = splits.acc + place[:, None] * sizes.HEAD_DIM + columns(sizes)
+    is_cell = rows.mask & (is_split[:, None] if sizes.SHARES_PREFIXES else is_split)
+    return Sums(m_i=m_split, l_i=l_split, acc=tl.load(cells, mask=is_cell, other=0.0, cache_modifier=".cg"))
+
+
+@triton.jit
+def _add_split(sums, more):
+    """The sums of both."""
+    m_new = tl.maximum(sums.m_i, more.m_i)
+    alpha = tl.exp2(sums.m_i - m_new)
+    beta = tl.exp2(more.m_i - m_new)
+    l_i = sums.l_i * alpha + more.l_i * beta
+    acc = sums.acc * alpha[:, None] + more.acc * beta[:, None]
+    return Sums(m_i=m_new, l_i=l_i, acc=acc)

@@ -17,23 +17,11 @@ from torch import Tensor
 
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.gpu.attention_config import block_d, hopper_config, is_for_hopper, triton_config
-from punica_kernels.gpu.attention_constants import (
-    BLOCK_FIRST_ROW,
-    BLOCK_NUM_ROWS,
-    FIRST_PAGE,
-    FIRST_ROW,
-    FIRST_SPLIT,
-    LAST_VISIBLE,
-    LIST_STRIDE,
-    LISTED_ROW,
-    MIN_SCORE,
-    NUM_ROWS,
-    NUM_SPLITS,
-    NUM_TOKENS,
-    SPLIT,
-)
-from punica_kernels.gpu.attention_splits import store_split
+from punica_kernels.gpu.attention_constants import FIRST_ROW
+from punica_kernels.gpu.attention_splits import Out, Splits, store_split
 from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.online_softmax import Cache, Scoring, attend
+from punica_kernels.gpu.work_tile import Sizes, columns, load_listed_rows, load_work_tile, tile_rows
 
 _LOG2_E = math.log2(math.e)
 
@@ -136,168 +124,74 @@ def _paged_attention(
     PDL_WAIT: tl.constexpr,
 ):
     """One program per kv head and work tile. Scores are to base 2; a WINDOW of 0 hides nothing."""
+    sizes: tl.constexpr = Sizes(
+        HEAD_DIM=HEAD_DIM,
+        PAGE_SIZE=PAGE_SIZE,
+        KV_HEADS=KV_HEADS,
+        GROUP=GROUP,
+        BLOCK_GROUP=BLOCK_GROUP,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        BLOCK_D=BLOCK_D,
+        LIVE_M=LIVE_M,
+        STAGES=STAGES,
+        WINDOW=WINDOW,
+        MERGED_SPLITS=MERGED_SPLITS,
+        SHARES_PREFIXES=SHARES_PREFIXES,
+    )
     kv_head = tl.program_id(0)
     row_list = tiles + tl.num_programs(1) * TILE_WORDS if SHARES_PREFIXES else tiles
-    tiles += tl.program_id(1) * TILE_WORDS
-    first_row = tl.load(tiles + FIRST_ROW)
+    words = tiles + tl.program_id(1) * TILE_WORDS
+    first_row = tl.load(words + FIRST_ROW)
     if first_row < 0:
         if PDL_WAIT:
             # A PDL dependent of this kernel also relies on its predecessor.
             tl.extra.cuda.gdc_wait()
         return
-    num_rows = tl.load(tiles + NUM_ROWS)
-    pages += tl.load(tiles + FIRST_PAGE)
-    num_tokens = tl.load(tiles + NUM_TOKENS)
-    first_row_last_visible = tl.load(tiles + LAST_VISIBLE)
-    split = tl.load(tiles + SPLIT)
-    first_split = tl.load(tiles + FIRST_SPLIT)
-    num_splits = tl.load(tiles + NUM_SPLITS)
-    listed_row = first_row
-    block = (first_row, num_rows)
-    if SHARES_PREFIXES:
-        block = (tl.load(tiles + BLOCK_FIRST_ROW), tl.load(tiles + BLOCK_NUM_ROWS))
-        listed_row = _load_rows_of_list(row_list, first_row, num_rows, BLOCK_M, BLOCK_GROUP)
-
-    keys += kv_head * key_head_stride
-    values += kv_head * value_head_stride
+    tile = load_work_tile(words, first_row, pages, SHARES_PREFIXES)
+    listed_row = load_listed_rows(row_list, tile, sizes) if SHARES_PREFIXES else first_row
+    cache = Cache(
+        k=keys + kv_head * key_head_stride,
+        v=values + kv_head * value_head_stride,
+        pages=tile.pages,
+        num_tokens=tile.num_tokens,
+        key_page_stride=key_page_stride,
+        key_slot_stride=key_slot_stride,
+        value_page_stride=value_page_stride,
+        value_slot_stride=value_slot_stride,
+    )
     if PDL_WAIT:
         tl.extra.cuda.gdc_wait()
     if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
 
-    offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
-    query = offs_m // BLOCK_GROUP
-    member = offs_m % BLOCK_GROUP
-    is_row = (query < num_rows) & (member < GROUP)
-    q_mask = is_row[:, None] & (offs_d < HEAD_DIM)
-    row = (listed_row if SHARES_PREFIXES else first_row + query).to(tl.int64)[:, None]
-    head = (kv_head * GROUP + member)[:, None]
-    queries = tl.load(q + row * q_row_stride + head * q_head_stride + offs_d, mask=q_mask, other=0.0)
+    rows = tile_rows(tile.num_rows, BLOCK_M, sizes)
+    row = (listed_row if SHARES_PREFIXES else first_row + rows.query).to(tl.int64)[:, None]
+    head = (kv_head * GROUP + rows.member)[:, None]
+    queries = tl.load(q + row * q_row_stride + head * q_head_stride + columns(sizes), mask=rows.mask, other=0.0)
+    scoring = Scoring(
+        queries=queries,
+        last_visible=_last_visible(tile, rows.query, SHARES_PREFIXES),
+        scale=scale,
+        log2_soft_cap=log2_soft_cap,
+    )
+    sums = attend(cache, scoring, tile, sizes)
+
+    if tile.num_splits == 1:
+        result = (sums.acc / sums.l_i[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row * out_row_stride + head * out_head_stride + columns(sizes), result, mask=rows.mask)
+    else:
+        target = Out(rows=out, row_stride=out_row_stride, head_stride=out_head_stride)
+        splits = Splits(acc=split_acc, m_i=split_m, l_i=split_l, counts=counts)
+        store_split(target, row_list, splits, sums, kv_head, tile, rows, sizes)
+
+
+@triton.jit
+def _last_visible(tile, query, SHARES_PREFIXES: tl.constexpr):
+    """int32 [BLOCK_M]: the last token that each row sees."""
     if SHARES_PREFIXES:
         # Rows of several requests see all of their prefix.
-        last_visible = first_row_last_visible + tl.zeros_like(query)
+        return tile.last_visible + tl.zeros_like(query)
     else:
         # Unused rows see what the last one sees: something, so that nothing is divided by zero.
-        last_visible = first_row_last_visible + tl.minimum(query, num_rows - 1)
-    cache = (keys, values, pages, num_tokens)
-    strides = (key_page_stride, key_slot_stride, value_page_stride, value_slot_stride)
-    scoring = (queries, last_visible, scale, log2_soft_cap)
-    sizes: tl.constexpr = (HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D, STAGES, WINDOW)
-    sums = _attend_to_all(cache, strides, scoring, first_row_last_visible, num_rows, sizes, BLOCK_M)
-
-    if num_splits == 1:
-        result = (sums[2] / sums[1][:, None]).to(out.dtype.element_ty)
-        tl.store(out + row * out_row_stride + head * out_head_stride + offs_d, result, mask=q_mask)
-    else:
-        splits = (split_acc, split_m, split_l, counts)
-        block_sizes: tl.constexpr = (BLOCK_M, HEAD_DIM, GROUP, BLOCK_GROUP, LIVE_M, BLOCK_D, MERGED_SPLITS)
-        store_split(
-            out,
-            row_list,
-            splits,
-            sums,
-            (kv_head, first_row, split, first_split, num_splits),
-            block,
-            (is_row, q_mask),
-            (out_row_stride, out_head_stride),
-            KV_HEADS,
-            block_sizes,
-            SHARES_PREFIXES,
-        )
-
-
-@triton.jit
-def _load_rows_of_list(row_list, first_row, num_rows, BLOCK_M: tl.constexpr, BLOCK_GROUP: tl.constexpr):
-    """The query row of each of the BLOCK_M rows, from its place in the table's list."""
-    place = first_row + tl.arange(0, BLOCK_M) // BLOCK_GROUP
-    return tl.load(row_list + place * LIST_STRIDE + LISTED_ROW, mask=place < first_row + num_rows, other=0)
-
-
-@triton.jit
-def _attend_to_all(
-    cache, strides, scoring, first_row_last_visible, num_rows, sizes: tl.constexpr, BLOCK_M: tl.constexpr
-):
-    """m, l and acc of the rows over all tokens that they see."""
-    BLOCK_N: tl.constexpr = sizes[2]
-    BLOCK_D: tl.constexpr = sizes[3]
-    WINDOW: tl.constexpr = sizes[5]
-    num_tokens = cache[3]
-    m_i = tl.full((BLOCK_M,), MIN_SCORE, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    sums = (m_i, l_i, acc)
-    # All rows see all tokens from `first_full` to `end_full`, in whole blocks. Programs of few rows walk once: they
-    # would wait for memory at the begin of each walk.
-    first_full = 0
-    end_full = 0
-    if BLOCK_M >= 64:
-        if WINDOW:
-            num_hidden = tl.maximum(first_row_last_visible + num_rows - WINDOW, 0)
-            first_full = tl.minimum(tl.cdiv(num_hidden, BLOCK_N) * BLOCK_N, num_tokens)
-            sums = _attend(0, first_full, sums, cache, strides, scoring, sizes, True)
-        num_seen_by_all = tl.minimum(first_row_last_visible + 1, num_tokens)
-        end_full = tl.maximum(num_seen_by_all // BLOCK_N * BLOCK_N, first_full)
-        sums = _attend(first_full, end_full, sums, cache, strides, scoring, sizes, False)
-    return _attend(end_full, num_tokens, sums, cache, strides, scoring, sizes, True)
-
-
-@triton.jit
-def _attend(
-    begin,
-    end,
-    sums,
-    cache,
-    strides,
-    scoring,
-    sizes: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-):
-    """Adds the tokens from `begin` to `end` to the sums."""
-    m_i, l_i, acc = sums
-    keys, values, pages, num_tokens = cache
-    key_page_stride, key_slot_stride, value_page_stride, value_slot_stride = strides
-    queries, last_visible, scale, log2_soft_cap = scoring
-    HEAD_DIM: tl.constexpr = sizes[0]
-    PAGE_SIZE: tl.constexpr = sizes[1]
-    BLOCK_N: tl.constexpr = sizes[2]
-    BLOCK_D: tl.constexpr = sizes[3]
-    STAGES: tl.constexpr = sizes[4]
-    WINDOW: tl.constexpr = sizes[5]
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
-    last = tl.minimum(last_visible, num_tokens - 1)[:, None]
-    for start in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        # Past the context the cache holds anything, even NaN, which a weight of zero would not silence. The last token
-        # is read there instead.
-        token = tl.minimum(start + offs_n, num_tokens - 1) if IS_MASKED else start + offs_n
-        page = tl.load(pages + token // PAGE_SIZE).to(tl.int64)[:, None]
-        slot = (token % PAGE_SIZE)[:, None]
-        k = _load_rows(keys + page * key_page_stride + slot * key_slot_stride + offs_d, offs_d, HEAD_DIM, BLOCK_D)
-        v = _load_rows(values + page * value_page_stride + slot * value_slot_stride + offs_d, offs_d, HEAD_DIM, BLOCK_D)
-        scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
-        factor = scale
-        if log2_soft_cap is not None:
-            # tanh(x) = 1 - 2 / (e^2x + 1), and 1 for every x above 30.
-            scores = log2_soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(scores * scale, 30.0)) + 1.0))
-            factor = 1.0
-        if IS_MASKED:
-            is_visible = (start + offs_n)[None, :] <= last
-            if WINDOW:
-                is_visible &= (start + offs_n)[None, :] > last_visible[:, None] - WINDOW
-            scores = tl.where(is_visible, scores, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(scores, axis=1) * factor)
-        alpha = tl.exp2(m_i - m_new)
-        p = tl.exp2(scores * factor - m_new[:, None])
-        l_i = l_i * alpha + tl.sum(p, axis=1)
-        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        m_i = m_new
-    return m_i, l_i, acc
-
-
-@triton.jit
-def _load_rows(rows, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys or values, and zeros beyond their HEAD_DIM numbers."""
-    if HEAD_DIM == BLOCK_D:
-        return tl.load(rows)
-    return tl.load(rows, mask=offs_d < HEAD_DIM, other=0.0)
+        return tile.last_visible + tl.minimum(query, tile.num_rows - 1)
