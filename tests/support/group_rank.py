@@ -2,15 +2,18 @@
 
 import gc
 import json
+import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
@@ -24,7 +27,8 @@ from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.protocol import AdapterRef
 
 _TIMEOUT = timedelta(seconds=60)
-_DEADLINE_S = 90
+#: Both ranks have ended by then. On GPUs they compile kernels.
+_DEADLINE_S = 120.0
 
 
 @contextmanager
@@ -59,21 +63,37 @@ def serve_in_two(
     max_fused_rows: int = 0,
     **settings: Any,
 ) -> Answers:
-    """The answers of the first of two ranks, which is this process. ``settings``: of the engine, as JSON has them.
+    """The answers of the first of two ranks. ``settings``: of the engine, as JSON has them. See also ``log_of``.
 
+    Each has a new process, since one that has been in a group before gets slower exchanges on GPUs.
     ``max_fused_rows``: up to here ranks on CPUs run their exchanges as GPUs do them in one kernel with the norm.
     """
-    words = (json.dumps(settings), str(max_fused_rows))
-    command = [sys.executable, __file__, str(store), "1", "2", device, *words, str(model)]
-    command += [ref.uri for ref in adapters]
+    words = (device, json.dumps(settings), str(max_fused_rows), str(model), *(ref.uri for ref in adapters))
     path = os.pathsep.join(filter(None, sys.path))
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}) as other:
-        try:
-            answers = _serve_one(store, Rank(0, 2), device, settings, max_fused_rows, model, adapters)
-            assert other.wait(_DEADLINE_S) == 0
-            return answers
-        finally:
-            other.kill()
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    deadline_s = time.monotonic() + _DEADLINE_S
+    with ExitStack() as stack:
+        ranks = []
+        for index in ("0", "1"):
+            command = [sys.executable, __file__, str(store), index, "2", *words]
+            ranks.append(stack.enter_context(subprocess.Popen(command, env=environment)))
+            stack.callback(ranks[-1].kill)
+        for rank in ranks:
+            assert rank.wait(max(0.0, deadline_s - time.monotonic())) == 0
+    return msgspec.msgpack.decode(_answers_file(store).read_bytes(), type=Answers)
+
+
+def log_of(store: Path) -> str:
+    """The first rank's."""
+    return _log_file(store).read_text()
+
+
+def _answers_file(store: Path) -> Path:
+    return store.with_name("answers")
+
+
+def _log_file(store: Path) -> Path:
+    return store.with_name("log")
 
 
 def _serve_one(
@@ -100,7 +120,11 @@ def main(
     folder = Path(model)
     refs = [read_adapter(Path(adapter), read_model_config(folder)) for adapter in adapters]
     rank = Rank(int(index), int(size))
-    _serve_one(Path(store), rank, device, json.loads(settings), int(max_fused_rows), folder, refs)
+    if rank.index == 0:
+        logging.basicConfig(filename=_log_file(Path(store)), level=logging.INFO)
+    answers = _serve_one(Path(store), rank, device, json.loads(settings), int(max_fused_rows), folder, refs)
+    if rank.index == 0:
+        _answers_file(Path(store)).write_bytes(msgspec.msgpack.encode(answers))
     # gloo's threads may outlive its group, and the interpreter's end would abort them and so this process.
     os._exit(0)
 

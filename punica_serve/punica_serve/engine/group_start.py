@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from punica_serve.base_model.checkpoint import checked_weights
 from punica_serve.base_model.model_config import read_model_config
@@ -12,6 +13,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
+from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, open_port
 from punica_serve.errors import ConfigError, PunicaError
@@ -52,11 +54,19 @@ def start_group(
         check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own, len(devices)), **group.hellos()})
         group.welcome(store.port)
         with clock.phase("joining", together=True):
-            return group, join(store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]))
+            return group, _join(store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]), group)
     except BaseException:
         group.kill()
         leave_if_lost(own)
         raise
+
+
+def _join(store: Store, device: torch.device, rank: Rank, timeout_s: float, group: RankGroup) -> Collectives:
+    """The leader's part. Raises RankLost with the cause that the watch has found, if there is one."""
+    try:
+        return join(store, device, rank, timeout_s, group.check)
+    except RankLost as error:
+        raise group.loss_after(error) from error.__cause__
 
 
 def _check_model(config: EngineConfig, num_ranks: int) -> None:

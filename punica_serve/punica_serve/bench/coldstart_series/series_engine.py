@@ -173,6 +173,8 @@ def _config(subject: Subject, settings: SeriesSettings, mode: ColdStart, num_ali
             "max_batch_size": settings.batch_size,
             "num_lora_pages": max(num_pages, *map(pages_of_rank, settings.num_by_rank)),
             "host_cache_bytes": host_bytes,
+            # The first group of a process alone can have a faster exchange, and modes are compared.
+            "exchange": "nccl",
         }
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
 from punica_serve.engine.ranks.exchange_choice import WAYS as SUMS
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
+from punica_serve.engine.ranks.mapped_memory import map_memory
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
@@ -33,18 +34,16 @@ def _symmetric(
     way: Way, collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype
 ) -> Exchange:
     """As the engine adds up what it has put into the memory of all."""
-    sums = SymmetricSums(collectives.group, numel * dtype.itemsize, device)
+    sums = SymmetricSums(collectives, numel * dtype.itemsize, device)
     part = sums.memory(torch.Size([numel]), dtype).zero_()
     return lambda: sums.add_up(part, way)
 
 
 def _multimem(collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype) -> Exchange:
     """The switch between the GPUs adds up, in an order of its own."""
-    from torch.distributed import _symmetric_memory as symmetric_memory
-
     group = collectives.group.group_name
-    tensor = symmetric_memory.empty(numel, dtype=dtype, device=device).zero_()
-    symmetric_memory.rendezvous(tensor, collectives.group)
+    memory, _ = map_memory(collectives, numel * dtype.itemsize, device)
+    tensor = memory.zero_().view(dtype)
     return lambda: torch.ops.symm_mem.multimem_all_reduce_(tensor, "sum", group)
 
 

@@ -23,9 +23,9 @@ class ChosenCollectives(Collectives):
         self.rank = library.rank
         self.choice = choice
         self._library = library
-        self._sums = SymmetricSums(library.group, choice.max_bytes, device) if choice.max_bytes else None
+        self._sums = SymmetricSums(library, choice.max_bytes, device) if choice.max_bytes else None
         fused_bytes = choice.max_fused_bytes
-        self._fused = FusedNorm(library.group, fused_bytes, width, dtype, device) if fused_bytes else None
+        self._fused = FusedNorm(library, fused_bytes, width, dtype, device) if fused_bytes else None
 
     def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See ``Collectives.empty``."""

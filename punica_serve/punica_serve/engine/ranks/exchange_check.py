@@ -10,6 +10,7 @@ from punica_kernels.norm import rms_norm
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, choice_of
+from punica_serve.engine.ranks.mapped_memory import mapping_fault, num_mappings
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.symmetric_sums import DTYPES
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
@@ -24,7 +25,7 @@ _PAUSE_S = 0.001
 _NUM_ROUNDS = 4
 _EPS = 1e-6
 #: The parts that ranks do together, as the votes name them.
-_MAP, _ADD = "map the memory of all ranks", "add up over ranks"
+_COUNT, _MAP, _ADD = "come to map memory", "map the memory of all ranks", "add up over ranks"
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,9 @@ def _mapped(
     votes: StartVotes,
 ) -> tuple[ChosenCollectives | None, str | None]:
     """The exchanges as chosen, or why a rank can't have them. Raises ConfigError."""
+    counts = [int(count) for count in votes.collect(_COUNT, f"{num_mappings()}")]
+    if fault := mapping_fault(counts):
+        return None, fault
     chosen, own = None, None
     try:
         chosen = ChosenCollectives(collectives, choice, width, dtype, device)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
+from punica_serve.engine.ranks.mapped_memory import map_memory
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 
 
 class FusedNorm:
@@ -11,7 +13,7 @@ class FusedNorm:
 
     def __init__(
         self,
-        group: torch.distributed.ProcessGroup,
+        collectives: TorchCollectives,
         max_bytes: int,
         width: int,
         dtype: torch.dtype,
@@ -21,19 +23,17 @@ class FusedNorm:
 
         Raises RuntimeError if their GPUs can't map each other's memory.
         """
-        from torch.distributed import _symmetric_memory as symmetric_memory
-
-        rank, max_rows = group.rank(), max(1, max_bytes // (width * dtype.itemsize))
+        rank, max_rows = collectives.rank, max(1, max_bytes // (width * dtype.itemsize))
         num_bytes = piece_bytes(max_rows, width, dtype)
-        own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
-        handle = symmetric_memory.rendezvous(own, group)
-        pieces = [handle.get_buffer(index, (num_bytes,), torch.uint8) for index in range(group.size())]
-        if pieces[rank].data_ptr() != own.data_ptr():
+        own, handle = map_memory(collectives, num_bytes, device)
+        own.zero_()
+        pieces = [handle.get_buffer(index, (num_bytes,), torch.uint8) for index in range(rank.size)]
+        if pieces[rank.index].data_ptr() != own.data_ptr():
             raise RuntimeError("this torch maps symmetric memory at another place than its own tensor")
-        pieces[rank] = own
+        pieces[rank.index] = own
         # A multiprocessor has room for one program of any width, so all of a launch run at once.
         max_programs = torch.cuda.get_device_properties(device).multi_processor_count
-        self._memory = PeerMemory.of_pieces(pieces, rank, max_rows, width, dtype, max_programs)
+        self._memory = PeerMemory.of_pieces(pieces, rank.index, max_rows, width, dtype, max_programs)
         torch.cuda.synchronize(device)  # the zeros are there
 
     def takes(self, rows: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Where the ranks of a group on one host meet: a port that the leader's system chose, so that no old group holds it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -10,8 +10,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
+from punica_serve.errors.reasons import first_line
 
 _HOST = "127.0.0.1"
 _INTERFACE_ENV, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
@@ -30,23 +33,31 @@ def reach_port(port: int, timeout_s: float) -> TCPStore:
     return TCPStore(_HOST, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
-def join(store: Store, device: torch.device, rank: Rank, timeout_s: float) -> TorchCollectives:
+def join(
+    store: Store, device: torch.device, rank: Rank, timeout_s: float, check: Callable[[], None] = lambda: None
+) -> TorchCollectives:
     """Makes the process group; all ranks must. ``timeout_s`` bounds every exchange, but not within CUDA graphs.
 
-    A process can be in one group at a time. Raises RuntimeError if a rank does not come.
+    ``check`` is called while this rank waits for the others to come; its errors end the wait. A process can be in one
+    group at a time. Raises RankLost for ranks that do not come, by name, and where torch can't join them.
     """
+    if late := StartVotes(store, rank).meet("join", timeout_s, check):
+        raise RankLost(f"{' and '.join(late)} has not come to where the ranks meet within {timeout_s:g} s")
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)  # memory that is pinned, and streams of libraries, belong to the current one
-    with _on_loopback():
-        dist.init_process_group(
-            "nccl" if is_gpu else "gloo",
-            store=store,
-            rank=rank.index,
-            world_size=rank.size,
-            timeout=timedelta(seconds=timeout_s),
-            device_id=device if is_gpu else None,
-        )
+    try:
+        with _on_loopback():
+            dist.init_process_group(
+                "nccl" if is_gpu else "gloo",
+                store=store,
+                rank=rank.index,
+                world_size=rank.size,
+                timeout=timedelta(seconds=timeout_s),
+                device_id=device if is_gpu else None,
+            )
+    except RuntimeError as error:
+        raise RankLost(f"the ranks could not join within {timeout_s:g} s: {first_line(error)}") from error
     assert dist.group.WORLD is not None
     return TorchCollectives(dist.group.WORLD, store)
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from punica_serve.engine.ranks.exchange_choice import Way
+from punica_serve.engine.ranks.mapped_memory import map_memory
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 
 #: The types that torch's kernels add.
 DTYPES = (torch.bfloat16, torch.float32)
@@ -19,13 +21,10 @@ _ALIGNMENT = 16
 class SymmetricSums:
     """The sums of one group, over a buffer of each rank: one sum at a time, in one order on all ranks."""
 
-    def __init__(self, group: torch.distributed.ProcessGroup, num_bytes: int, device: torch.device) -> None:
+    def __init__(self, collectives: TorchCollectives, num_bytes: int, device: torch.device) -> None:
         """All ranks must. Raises RuntimeError if their GPUs can't map each other's memory."""
-        from torch.distributed import _symmetric_memory as symmetric_memory
-
-        self._group_name = group.group_name
-        self._buffer = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-        symmetric_memory.rendezvous(self._buffer, group)
+        self._group_name = collectives.group.group_name
+        self._buffer, _ = map_memory(collectives, num_bytes, device)
 
     def memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The buffer's beginning as a tensor, to be filled for the next sum."""

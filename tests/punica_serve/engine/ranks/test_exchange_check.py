@@ -14,6 +14,7 @@ from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
 from punica_serve.engine.ranks.exchange_check import check_exchanges, find_fault, find_norm_fault
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
 from punica_serve.engine.ranks.start_votes import StartVotes
+from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
 from thread_ranks import run_ranks
@@ -139,3 +140,23 @@ def test_a_way_that_fails_on_all_ranks_is_told_to_all(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     for future in _check_two(_Broken(set()), _Broken(set())):
         assert future.result() == "rank 0 can't add up over ranks: no kernel image"
+
+
+def test_ranks_whose_processes_have_mapped_unequally_often_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = iter((0, 2))
+    monkeypatch.setattr(exchange_check, "num_mappings", lambda: next(counts))
+    store, choice = HashStore(), ExchangeChoice(((64, "one_shot"),))
+
+    def fault_of(index: int) -> str | None:
+        library = cast(TorchCollectives, object())  # it is not asked for anything
+        votes = StartVotes(store, Rank(index, 2))
+        chosen, fault = exchange_check._mapped(library, choice, _WIDTH, torch.bfloat16, _CPU, votes)
+        assert chosen is None
+        return fault
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(fault_of, range(2))
+    assert first == second
+    assert "has been in an earlier group" in (first or "")

@@ -43,3 +43,29 @@ def test_ranks_that_do_not_answer_are_named(fault: str | None, reason: str) -> N
     votes = _votes(3, timeout_s=0.01)
     with pytest.raises(ConfigError, match=rf"^rank 0 and rank 2 could not map within 0\.01 s{reason}; set"):
         votes[1].agree("map", fault)
+
+
+def test_all_ranks_hear_the_words_of_all() -> None:
+    with ThreadPoolExecutor(3) as threads:
+        words = threads.map(lambda votes, word: votes.collect("count", word), _votes(3), "abc")
+        assert list(words) == [["a", "b", "c"]] * 3
+
+
+def test_those_that_say_no_word_in_time_are_named() -> None:
+    first, _ = _votes(2, timeout_s=0.01)
+    with pytest.raises(ConfigError, match=r"^rank 1 could not count within 0\.01 s; set `engine\.exchange` to nccl"):
+        first.collect("count", "1")
+
+
+def test_a_meeting_ends_with_the_last_rank_or_by_its_deadline_or_by_a_check() -> None:
+    first, second, _ = _votes(3)
+    assert second.meet("join", 0.01, lambda: None) == ["rank 0", "rank 2"]
+    assert first.meet("join", 0.01, lambda: None) == ["rank 2"]
+
+    def check() -> None:
+        raise ConfigError("lost")
+
+    with pytest.raises(ConfigError, match="lost"):
+        first.meet("join", 300.0, check)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda votes: votes.meet("map", 10.0, lambda: None), _votes(3))) == [[], [], []]

@@ -1,6 +1,5 @@
-"""Two processes: this one and another, joined by gloo on CPUs, and by each exchange in CUDA graphs on two GPUs."""
+"""Two processes, joined by gloo on CPUs, and by each exchange in CUDA graphs on two GPUs."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from group_rank import serve_in_two
+from group_rank import log_of, serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.bench.collectives.exchange_run import write_times
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, MeasuredGroup, Way
+
+#: One rank alone, and two that end by a deadline of their own.
+_GPU_TIMEOUT_S = 180
 
 
 @pytest.mark.slow
@@ -39,6 +41,7 @@ def test_so_they_do_with_the_kernel_that_exchanges_and_norms(
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(_GPU_TIMEOUT_S)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("divide_lora_from", [None, 1])
@@ -54,21 +57,23 @@ def test_two_gpus_say_what_one_says(
     }
     answers = serve_in_two(tmp_path / "store", "cuda", tiny_llama, adapters, **settings)
     assert_same(answers, expected)
+    confirmed = f"sums over ranks: {way} up to 1,048,576 bytes, nccl beyond"
+    assert (confirmed in log_of(tmp_path / "store")) == (way != "nccl"), "the start has confirmed it"
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(_GPU_TIMEOUT_S)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_so_they_do_in_one_kernel_with_the_norm(
-    make_model: Callable[..., Path], tmp_path: Path, model_type: str, caplog: pytest.LogCaptureFixture
+    make_model: Callable[..., Path], tmp_path: Path, model_type: str
 ) -> None:
     model = make_model(model_type)
     adapters = write_adapters(tmp_path / "adapters", read_model_config(model))
     expected = serve(model, adapters, device="cuda:0")
-    with caplog.at_level(logging.INFO):
-        answers = serve_in_two(tmp_path / "store", "cuda", model, adapters, exchange="fused")
+    answers = serve_in_two(tmp_path / "store", "cuda", model, adapters, exchange="fused")
     assert_same(answers, expected)
-    assert "fused with the norm up to 1,048,576 bytes" in caplog.text, "the start has confirmed it"
+    assert "fused with the norm up to 1,048,576 bytes" in log_of(tmp_path / "store"), "the start has confirmed it"
 
 
 def _times(folder: Path, way: Way) -> Path:

@@ -1,0 +1,34 @@
+"""Ranks that meet at a port."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.rendezvous import join, leave, open_port
+
+_CPU = torch.device("cpu")
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    with pytest.raises(RankLost, match=r"^rank 1 and rank 2 has not come to where the ranks meet within 0\.1 s$"):
+        join(open_port(10.0), _CPU, Rank(0, 3), 0.1)
+    assert not dist.is_initialized()
+
+
+def test_one_that_is_known_to_be_lost_ends_the_wait() -> None:
+    def check() -> None:
+        raise RankLost("rank 1 (cpu) died")
+
+    with pytest.raises(RankLost, match=r"^rank 1 \(cpu\) died$"):
+        join(open_port(10.0), _CPU, Rank(0, 2), 300.0, check)
+
+
+def test_one_that_comes_and_then_dies_ends_the_wait_by_its_deadline() -> None:
+    """It has told the others that it is there, and nothing more."""
+    store = open_port(10.0)
+    store.set("votes/join/1", "")
+    with pytest.raises(RankLost, match=r"^the ranks could not join within 0\.5 s: "):
+        join(store, _CPU, Rank(0, 2), 0.5)
+    leave()
