@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from punica_kernels.attention_walks import Requests, first_splits, skipped_pages
+from punica_kernels.attention_walks import Requests, first_splits, skipped_pages, write_splits
 from punica_kernels.members import Indices, enumerate_members
 from punica_kernels.shared_prefixes import PrefixGroups
 from punica_kernels.tile_fields import SHARING_TILE_WORDS, TileField
+
+_NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class RowBlocks:
 
         So do those of a group in which a window hides something, since its rows do not all see the same of the prefix.
         """
+        if len(groups.num_pages) == 0:
+            return cls(np.flatnonzero(requests.num_rows), *[_NOTHING] * 3)
         if window is not None:
             groups = groups.within(window, requests.tokens)
         sizes = groups.sizes
@@ -49,7 +53,7 @@ class RowBlocks:
     @property
     def num_sharing(self) -> int:
         """Rows that share a prefix, the first ones of the list."""
-        return int(self.num_rows.sum())
+        return int(self.num_rows.sum()) if len(self.num_rows) else 0
 
     def walks(self, requests: Requests, page_size: int, window: int | None) -> Indices:
         """[walks, SHARING_TILE_WORDS], without splits: one for each prefix, then one for each row."""
@@ -59,19 +63,21 @@ class RowBlocks:
         own[:, TileField.FIRST_ROW] = np.arange(len(own))
         own[:, TileField.NUM_ROWS] = 1
         own[:, TileField.FIRST_PAGE] = requests.first_pages[self.requests]
-        prefixes[:, TileField.FIRST_ROW] = self.first_row
-        prefixes[:, TileField.NUM_ROWS] = self.num_rows
-        prefixes[:, TileField.FIRST_PAGE] = own[self.first_row, TileField.FIRST_PAGE]
-        prefixes[:, TileField.NUM_TOKENS] = self.prefix_pages * page_size
         tokens = requests.tokens[self.requests]
         own_pages = skipped_pages(tokens - 1, page_size, window)
-        own_pages[:num_sharing] = np.repeat(self.prefix_pages, self.num_rows)
+        if num_sharing:
+            prefixes[:, TileField.FIRST_ROW] = self.first_row
+            prefixes[:, TileField.NUM_ROWS] = self.num_rows
+            prefixes[:, TileField.FIRST_PAGE] = own[self.first_row, TileField.FIRST_PAGE]
+            prefixes[:, TileField.NUM_TOKENS] = self.prefix_pages * page_size
+            own_pages[:num_sharing] = np.repeat(self.prefix_pages, self.num_rows)
         own[:, TileField.FIRST_PAGE] += own_pages
         own[:, TileField.NUM_TOKENS] = tokens - own_pages * page_size
         walks[:, TileField.LAST_VISIBLE] = walks[:, TileField.NUM_TOKENS] - 1
         block = slice(TileField.BLOCK_FIRST_ROW, TileField.BLOCK_NUM_ROWS + 1)
         walks[:, block] = walks[:, TileField.FIRST_ROW : TileField.NUM_ROWS + 1]
-        sharing[:, block] = np.repeat(prefixes[:, block], self.num_rows, axis=0)
+        if num_sharing:
+            sharing[:, block] = np.repeat(prefixes[:, block], self.num_rows, axis=0)
         return walks
 
     def write_splits(self, walks: Indices, num_splits: Indices) -> Indices:
@@ -80,15 +86,17 @@ class RowBlocks:
         The rows of a block have places of their own in each of its splits. So the first splits of all of them are those
         of the prefix, and the next ones each row's own: the n-th own splits of several rows share one place.
         """
+        if not self.num_sharing:
+            write_splits(walks, num_splits)
+            return num_splits
         prefixes = slice(len(self.num_rows))
         sharing = slice(len(self.num_rows), len(self.num_rows) + self.num_sharing)
         of_rows, num_tiles, num_places = num_splits.copy(), num_splits.copy(), num_splits.copy()
         of_rows[sharing] += np.repeat(num_splits[prefixes], self.num_rows)
         # The other walks are blocks themselves.
         num_places[sharing] = 0
-        if self.num_sharing:
-            num_tiles[prefixes] += np.add.reduceat(num_splits[sharing], self.first_row)
-            num_places[prefixes] = np.maximum.reduceat(of_rows[sharing], self.first_row)
+        num_tiles[prefixes] += np.add.reduceat(num_splits[sharing], self.first_row)
+        num_places[prefixes] = np.maximum.reduceat(of_rows[sharing], self.first_row)
         first = first_splits(num_places)
         for of_block in (first, num_tiles):
             of_block[sharing] = np.repeat(of_block[prefixes], self.num_rows)
