@@ -35,6 +35,12 @@ def test_a_leader_has_not_imported_torch_when_it_starts_its_ranks(module: str) -
     assert _run(code) == "False\n"
 
 
+def test_modules_of_gpus_can_be_imported_before_a_runner_is_made() -> None:
+    code = "import sys, torch; from punica_serve.engine.device_runner import import_runner; "
+    code += "import_runner(torch.device({!r})); print('punica_serve.engine.cuda.cuda_runner' in sys.modules)"
+    assert [_run(code.format(device)) for device in ("cpu", "cuda")] == ["False\n", "True\n"]
+
+
 def test_llm_is_there_when_it_is_asked_for() -> None:
     assert _run("import punica_serve; print(punica_serve.LLM.__name__)") == "LLM\n"
 

@@ -14,6 +14,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import engine as engine_module
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.engine_parts import EngineParts, alone
+from punica_serve.engine.host_tiers import open_early
 from punica_serve.engine.rank_engine import RankEngine
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.launch_times import LaunchTimes
@@ -58,7 +59,8 @@ class _ThreadRank:
 
     def _follow(self) -> None:
         parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone, self.clock)
-        rank = self.engine = RankEngine(self._config, parts, self._reply, self.clock)
+        host_memory = open_early(self._config, parts.device, self._collectives.rank)
+        rank = self.engine = RankEngine(self._config, parts, self._reply, self.clock, host_memory)
         self.is_ready.set()
         goes_on = True
         while goes_on:

@@ -1,7 +1,10 @@
 """Makes the step runner of a device."""
 
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Protocol
+
+import torch
 
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
@@ -20,6 +23,9 @@ from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
 from punica_serve.numbers import counted
 from punica_serve.process.start_clock import Progress, no_progress
+
+#: What only GPUs need: it imports Triton.
+_CUDA_MODULES = ("punica_serve.engine.cuda.attention_backend", "punica_serve.engine.cuda.cuda_runner")
 
 
 def make_runner(
@@ -78,6 +84,13 @@ def make_runner(
             f" ({first_line(error)})",
             param="engine.device_memory_share",
         ) from error
+
+
+def import_runner(device: torch.device) -> None:
+    """Imports what runs steps on a GPU, which takes a second: while host memory is made ready, or other ranks are."""
+    if device.type == "cuda":
+        for module in _CUDA_MODULES:
+            import_module(module)
 
 
 class _TimedRunner(StepRunner, Protocol):

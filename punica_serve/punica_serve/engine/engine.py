@@ -17,18 +17,20 @@ import msgspec
 import torch
 
 from punica_serve.base_model.chunk_costs import chunk_costs_of
+from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cold_starts import ColdStarts
-from punica_serve.engine.device_runner import make_runner
+from punica_serve.engine.device_runner import import_runner, make_runner
 from punica_serve.engine.engine_parts import EngineParts, open_engine_device
 from punica_serve.engine.group_start import devices_of, start_group
-from punica_serve.engine.host_tiers import HostTiers
+from punica_serve.engine.host_tiers import HostTiers, open_early
 from punica_serve.engine.in_flight import InFlight
 from punica_serve.engine.led_group import LedGroup
+from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_process import RankProcess
 from punica_serve.engine.ranks.rank_processes import RankProcesses
@@ -78,15 +80,22 @@ class Engine:
         devices = devices_of(device)
         with clock.phase("device"):
             self.device = open_engine_device(config, devices[0])
-        group = None
-        if len(devices) > 1:
-            others = others or GroupSettings()
-            group, collectives = start_group(config, devices, self.device, others, packed_cache, on_loss, clock=clock)
-        self._group = LedGroup(self.device, group)
+        self._group = LedGroup(self.device)
         #: Threads, processes and pinned memory that end with the engine, the newest first.
         self._opened = ExitStack()
         with self._closing_on_failure():
-            self._make(config, fetch, packed_cache, collectives, clock)
+            rank = Rank(0, len(devices)) if len(devices) > 1 else collectives.rank
+            host_memory = open_early(config, self.device, rank)
+            self._opened.callback(host_memory.close)
+            with clock.phase("imports"):
+                import_runner(self.device)
+            if len(devices) > 1:
+                others = others or GroupSettings()
+                group, collectives = start_group(
+                    config, devices, self.device, others, packed_cache, on_loss, clock=clock
+                )
+                self._group = LedGroup(self.device, group)
+            self._make(config, fetch, packed_cache, host_memory, collectives, clock)
         #: Where the seconds of the start went.
         self.start_times = StartTimes.of(clock, self._group.phases)
         log.info("ready in %s", self.start_times)
@@ -96,6 +105,7 @@ class Engine:
         config: EngineConfig,
         fetch: Fetch,
         packed_cache: PackedCache | None,
+        host_memory: HostMemoryOpening,
         collectives: Collectives,
         clock: StartClock,
     ) -> None:
@@ -108,7 +118,7 @@ class Engine:
         self._sampler = parts.sampler
         self._work = Event()
         with clock.phase("host memory"):
-            tiers = HostTiers.open(config, parts, packed_cache, agree)
+            tiers = HostTiers.open(config, parts, host_memory.take(clock.at), packed_cache, agree)
         self._open_adapters(config, parts, fetch, tiers)
         self.prefix_caching = prefix_caching_of(config, self.model_config)
         self.kv_window = kv_window_of(config, self.model_config)

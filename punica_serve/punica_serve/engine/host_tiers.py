@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords
@@ -9,7 +13,8 @@ from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.cpu_assist.assistant import CpuAssist, open_cpu_assist
 from punica_serve.engine.engine_parts import Agree, EngineParts
 from punica_serve.engine.memory.auto_sizes import host_bytes
-from punica_serve.engine.memory.pinned_memory import open_host_memory
+from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
+from punica_serve.engine.memory.pinned_memory import HostMemory, allocate_host_memory
 from punica_serve.store.packed_folder import PackedCache
 
 
@@ -25,11 +30,17 @@ class HostTiers:
 
     @classmethod
     def open(
-        cls, config: EngineConfig, parts: EngineParts, packed_cache: PackedCache | None, agree: Agree
+        cls,
+        config: EngineConfig,
+        parts: EngineParts,
+        memory: HostMemory,
+        packed_cache: PackedCache | None,
+        agree: Agree,
     ) -> "HostTiers":
-        """Raises ConfigError if the host can't have them, and leaves nothing open then."""
-        num_bytes = host_bytes(config, parts.share, parts.dtype, parts.device)
-        memory = open_host_memory(num_bytes, parts.device, is_shared=config.uses_cpu_assist)
+        """``memory``: the cache's, which it owns from now on.
+
+        Raises ConfigError if the host can't have them, and leaves nothing open then.
+        """
         cache = HostCache(memory)
         try:
             assist = open_cpu_assist(config, parts.share, parts.dtype, memory, parts.device, agree)
@@ -48,3 +59,19 @@ class HostTiers:
         if self.assist is not None:
             self.assist.close()
         self.cache.close()
+
+
+def open_early(config: EngineConfig, device: torch.device, rank: Rank) -> HostMemoryOpening:
+    """The memory of a rank's host cache, made ready while weights load and ranks meet. Raises ConfigError.
+
+    That of a CPU is had at once, and only later: where its size is `auto`, it depends on what the weights leave.
+    """
+    model = read_model_config(config.model)
+    share = config.share_of(model, rank)
+    dtype: torch.dtype = getattr(torch, config.dtype_of(model))
+
+    def allocate() -> HostMemory:
+        num_bytes = host_bytes(config, share, dtype, device)
+        return allocate_host_memory(num_bytes, device, is_shared=config.uses_cpu_assist)
+
+    return HostMemoryOpening(allocate, in_background=device.type == "cuda")

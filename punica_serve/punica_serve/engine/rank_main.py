@@ -141,6 +141,7 @@ class _Leader:
 def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: StartClock) -> NoReturn:
     # Imported here, because it takes seconds, in which the leader may end.
     from punica_serve.engine.engine_parts import EngineParts, open_engine_device
+    from punica_serve.engine.host_tiers import open_early
     from punica_serve.engine.rank_engine import RankEngine
     from punica_serve.engine.ranks.rank_hello import hello_of
     from punica_serve.engine.ranks.rendezvous import join, leave, reach_port
@@ -151,14 +152,16 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     config: EngineConfig = options.engine_config
     with clock.phase("device"):
         device = open_engine_device(config, options.device)
+    rank = Rank(options.rank, options.size)
+    host_memory = open_early(config, device, rank)
     link.send(hello_of(config, device, options.size))
     store = reach_port(leader.port(), options.ready_timeout_s)
     with clock.phase("joining", together=True):
-        collectives = join(store, device, Rank(options.rank, options.size), options.exchange_timeout_s)
+        collectives = join(store, device, rank, options.exchange_timeout_s)
     agree = clock.as_wait(leader.agree)
     parts = EngineParts.make(config, device, collectives, agree, clock)
     packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
-    engine = RankEngine(config, parts, link.send, clock, packed_cache, agree)
+    engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
     reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
     inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=_POLL_S if device.type == "cuda" else 0.0)
     freeze_gc()

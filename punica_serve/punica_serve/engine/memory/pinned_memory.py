@@ -43,6 +43,9 @@ class HostMemory:
         self.offset = start
         self.bytes: Tensor = mapped[start : start + num_bytes]
 
+    def pin(self) -> None:
+        """Makes it fit for copies to its device. A CPU reads any memory."""
+
     def close(self) -> None:
         """Gives back what is more than memory. The bytes stay readable as long as anyone holds them."""
         self._close_file()
@@ -54,19 +57,25 @@ class HostMemory:
 
 
 class PinnedMemory(HostMemory):
-    """Memory that a GPU reads at full speed, beside whatever else runs."""
+    """Memory that a GPU reads at full speed, beside whatever else runs, once it is pinned."""
 
     def __init__(self, num_bytes: int, device: torch.device, *, is_shared: bool = False) -> None:
         """Allocates on the NUMA node of the ``device``, where the system says which that is."""
         super().__init__(num_bytes, is_shared=is_shared)
+        self._device = device
         self._is_pinned = False
-        if not num_bytes:
-            return
         bring_to_gpu(self.bytes, device)
         # Pinning takes page after page; touching them first does so on all of torch's threads.
         self.bytes[:: mmap.PAGESIZE].zero_()
+
+    def pin(self) -> None:
+        """Raises ConfigError if the system refuses it."""
+        num_bytes = len(self.bytes)
+        if not num_bytes:
+            return
         try:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
+            with torch.cuda.device(self._device):
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
         except RuntimeError as error:
             self._close_file()
             message = f"`{_SETTING}` of {gib(num_bytes)} can't be pinned: {error}; lower it, or raise `ulimit -l`"
@@ -81,9 +90,15 @@ class PinnedMemory(HostMemory):
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr()))
 
 
-def open_host_memory(num_bytes: int, device: torch.device, *, is_shared: bool = False) -> HostMemory:
-    """Memory to copy to that device from. Raises ConfigError if it can't be had."""
+def allocate_host_memory(num_bytes: int, device: torch.device, *, is_shared: bool = False) -> HostMemory:
+    """Memory to copy to that device from, once it is pinned. Raises ConfigError if it can't be had."""
     if device.type == "cpu":
         return HostMemory(num_bytes, is_shared=is_shared)
-    with torch.cuda.device(device):
-        return PinnedMemory(num_bytes, device, is_shared=is_shared)
+    return PinnedMemory(num_bytes, device, is_shared=is_shared)
+
+
+def open_host_memory(num_bytes: int, device: torch.device, *, is_shared: bool = False) -> HostMemory:
+    """The same, pinned."""
+    memory = allocate_host_memory(num_bytes, device, is_shared=is_shared)
+    memory.pin()
+    return memory

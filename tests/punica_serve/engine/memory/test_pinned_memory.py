@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -31,10 +32,11 @@ def test_memory_that_can_not_be_pinned_names_the_setting_and_the_limit(monkeypat
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(pinned_memory, "bring_to_gpu", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
     monkeypatch.setattr(torch.cuda, "check_error", refuse)
     with pytest.raises(ConfigError, match=r"`engine\.host_cache_bytes` of .* can't be pinned: .*raise `ulimit -l`"):
-        PinnedMemory(1 << 20, torch.device("cpu"))
+        PinnedMemory(1 << 20, torch.device("cpu")).pin()
 
 
 @pytest.mark.gpu

@@ -1,0 +1,58 @@
+"""Makes a GPU's host memory ready on a thread of its own, while its process starts with the rest."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+
+from punica_serve.engine.memory.pinned_memory import HostMemory
+
+#: From one look at the thread to the next.
+_WAIT_S = 1.0
+
+
+class HostMemoryOpening:
+    """The system fills gigabytes with zeros page by page, which takes seconds; only pinning them is left to ``take``.
+
+    Whoever makes it takes the memory, or calls ``close``.
+    """
+
+    def __init__(self, allocate: Callable[[], HostMemory], *, in_background: bool) -> None:
+        """``in_background``: ``allocate`` is called at once, on the thread; otherwise by ``take``."""
+        self._allocate = allocate
+        self._allocated: Future[HostMemory] | None = None
+        if in_background:
+            self._allocated = Future()
+            threading.Thread(target=self._run, args=(self._allocated,), name="host-memory", daemon=True).start()
+
+    def take(self, on_wait: Callable[[], None] = lambda: None) -> HostMemory:
+        """The memory, whose owner the caller is. ``on_wait`` is called every second. Raises what ``allocate`` does.
+
+        Call it once. Raises ConfigError if the memory can't be pinned.
+        """
+        allocated, self._allocated = self._allocated, None
+        if allocated is None:
+            memory = self._allocate()
+        else:
+            while not wait([allocated], _WAIT_S).done:
+                on_wait()
+            memory = allocated.result()
+        memory.pin()
+        return memory
+
+    def close(self) -> None:
+        """Gives back memory that nobody has taken, once it is there. Never waits."""
+        allocated, self._allocated = self._allocated, None
+        if allocated is not None:
+            allocated.add_done_callback(_close)
+
+    def _run(self, allocated: "Future[HostMemory]") -> None:
+        try:
+            allocated.set_result(self._allocate())
+        except BaseException as error:
+            allocated.set_exception(error)
+
+
+def _close(allocated: "Future[HostMemory]") -> None:
+    with suppress(Exception):
+        allocated.result().close()
