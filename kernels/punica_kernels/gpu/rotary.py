@@ -119,14 +119,10 @@ def _rotary_append(
     first, second = _load_row(qkv, delta, bias, row, qkv_stride, delta_stride, head * (2 * PAIRS), i, j, mask)
 
     is_query = head < HEADS
-    q_or_k_first, q_or_k_second = first, second
-    if q_norm is not None:
-        scale = _norm_scale(first, second, eps, PAIRS)
-        q_or_k_first *= scale * _norm_weight(q_norm, k_norm, is_query, i, pair < PAIRS)
-        q_or_k_second *= scale * _norm_weight(q_norm, k_norm, is_query, j, pair < PAIRS)
+    normed_first, normed_second = _norm(first, second, q_norm, k_norm, is_query, i, j, pair < PAIRS, eps, PAIRS)
     position = tl.load(positions + row).to(tl.int64)
     row_cos, row_sin = cos + position * cos_stride + pair, sin + position * sin_stride + pair
-    rotated_first, rotated_second = _rotate(q_or_k_first, q_or_k_second, row_cos, row_sin, pair < ROTATED_PAIRS)
+    rotated_first, rotated_second = _rotate(normed_first, normed_second, row_cos, row_sin, pair < ROTATED_PAIRS)
 
     q_head = q_out + row * q_row_stride + head * q_head_stride
     _store_pairs(q_head, i, j, rotated_first, rotated_second, mask & is_query)
@@ -170,6 +166,16 @@ def _load_pairs(heads, i, j, mask):
     """Two float32 [heads, pairs]: the elements i and j of each head."""
     first = tl.load(heads + i, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(heads + j, mask=mask, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _norm(first, second, q_norm, k_norm, is_query, i, j, mask, eps, PAIRS: tl.constexpr):
+    """Both elements of each pair, normed if the model norms its heads."""
+    if q_norm is not None:
+        scale = _norm_scale(first, second, eps, PAIRS)
+        first *= scale * _norm_weight(q_norm, k_norm, is_query, i, mask)
+        second *= scale * _norm_weight(q_norm, k_norm, is_query, j, mask)
     return first, second
 
 
