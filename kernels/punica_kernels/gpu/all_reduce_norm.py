@@ -119,10 +119,8 @@ def all_reduce_add_rms_norm_kernel(
     for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
         turn = tl.load(turns + row)
         place = turn * MAX_ROWS + row
-        values = load_splits(x + row * x_stride + columns, split_stride, mask, SPLIT_K)
-        if delta is not None:
-            values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
-        own = values.to(out.dtype.element_ty)
+        own = _load_own(x + row * x_stride, delta, row, delta_stride, columns, split_stride, mask, SPLIT_K)
+        own = own.to(out.dtype.element_ty)
         tl.store(_row_of(addresses, RANK, place, own.dtype, ROWS_OFFSET, WIDTH) + columns, own, mask=mask)
         _tell_others(addresses, place, RANK, SIZE, LANES)
 
@@ -131,14 +129,7 @@ def all_reduce_add_rms_norm_kernel(
         total = tl.load(residual_row, mask=mask, other=0.0).to(tl.float32)
         _await_others(addresses, place, max_looks, RANK, SIZE)
 
-        values = tl.zeros([BLOCK], tl.float32)
-        for rank in tl.static_range(SIZE):
-            if rank == RANK:
-                values += own.to(tl.float32)
-            else:
-                theirs = _row_of(addresses, rank, place, own.dtype, ROWS_OFFSET, WIDTH) + columns
-                # Volatile: what this place held two exchanges ago may be cached.
-                values += tl.load(theirs, mask=mask, other=0.0, volatile=True).to(tl.float32)
+        values = _sum_of_ranks(own, addresses, place, columns, mask, RANK, SIZE, ROWS_OFFSET, WIDTH)
         if added_weight is not None:
             values = normed(values, gain_of_added, eps, WIDTH).to(out.dtype.element_ty).to(tl.float32)
         summed = (total + values).to(residual.dtype.element_ty)
@@ -146,6 +137,39 @@ def all_reduce_add_rms_norm_kernel(
         result = normed(summed.to(tl.float32), gain, eps, WIDTH).to(out.dtype.element_ty)
         tl.store(out + row * out_stride + columns, result, mask=mask)
         tl.store(turns + row, 1 - turn)
+
+
+@triton.jit
+def _load_own(x_row, delta, row, delta_stride, columns, split_stride, mask, SPLIT_K: tl.constexpr):
+    """float32 [BLOCK]: this rank's x + delta."""
+    values = load_splits(x_row + columns, split_stride, mask, SPLIT_K)
+    if delta is not None:
+        values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit
+def _sum_of_ranks(
+    own,
+    addresses,
+    place,
+    columns,
+    mask,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS_OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """float32 [BLOCK]: the rows of all ranks, in the order of ranks."""
+    values = tl.zeros(columns.shape, tl.float32)
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            values += own.to(tl.float32)
+        else:
+            theirs = _row_of(addresses, rank, place, own.dtype, ROWS_OFFSET, WIDTH) + columns
+            # Volatile: what this place held two exchanges ago may be cached.
+            values += tl.load(theirs, mask=mask, other=0.0, volatile=True).to(tl.float32)
+    return values
 
 
 @triton.jit
