@@ -4,6 +4,8 @@ It is launched while the shrink runs (programmatic dependent launch), prefetches
 adds up the partial sums. Each program is one warp, so that the products of a column are summed within it.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -20,6 +22,39 @@ _NUM_ROWS = tl.constexpr(TileField.NUM_ROWS)
 _NUM_RANK_BLOCKS = tl.constexpr(TileField.NUM_RANK_BLOCKS)
 _FIRST_COLUMN_BLOCK = tl.constexpr(TileField.FIRST_COLUMN_BLOCK)
 _COLUMN_BLOCK_STEP = tl.constexpr(TileField.COLUMN_BLOCK_STEP)
+
+
+# The kernel builds these tuples by keyword: the compiler's cache does not see the order of fields.
+class ExpandSizes(NamedTuple):
+    """What the compiler knows of a program (`punica_kernels.gpu.sgmv_config.ExpandConfig`)."""
+
+    H_OUT: tl.constexpr
+    #: Numbers of a row of v: slices, splits and ranks.
+    V_ROW: tl.constexpr
+    MAX_RANKS: tl.constexpr
+    SPLIT_K: tl.constexpr
+    BLOCK_N: tl.constexpr
+    TILE_N: tl.constexpr
+    LOG2_BLOCKS: tl.constexpr
+    #: Whether each slice's outputs are whole blocks.
+    EVEN_N: tl.constexpr
+    ACCUMULATE: tl.constexpr
+    PDL_WAIT: tl.constexpr
+
+
+class ExpandTile(NamedTuple):
+    """The words of a tile in the table."""
+
+    first_row: tl.tensor
+    num_rows: tl.tensor
+    #: 0 without LoRA, and less in a tile without rows.
+    num_rank_blocks: tl.tensor
+    first_block: tl.tensor
+    block_step: tl.tensor
+    #: Where its page numbers are, and the first two.
+    pages: tl.tensor
+    page_0: tl.tensor
+    page_1: tl.tensor
 
 
 @triton.jit
@@ -48,154 +83,120 @@ def sgmv_expand(
     """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, tiles."""
     if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
+    sizes: tl.constexpr = ExpandSizes(
+        H_OUT=END_2,
+        V_ROW=SLICES * SPLIT_K * MAX_RANKS,
+        MAX_RANKS=MAX_RANKS,
+        SPLIT_K=SPLIT_K,
+        BLOCK_N=BLOCK_N,
+        TILE_N=TILE_N,
+        LOG2_BLOCKS=LOG2_BLOCKS,
+        EVEN_N=EVEN_N,
+        ACCUMULATE=ACCUMULATE,
+        PDL_WAIT=PDL_WAIT,
+    )
     slice_id, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
     ns = tl.arange(0, BLOCK_N)
     inside = n_start + ns < n_end
     b += n_start
-    V_ROW: tl.constexpr = SLICES * SPLIT_K * MAX_RANKS
-    words = tiles + tl.program_id(1) * TILE_WORDS
+    tile = _load_tile(tiles + tl.program_id(1) * TILE_WORDS)
+    y += tile.first_row * y_stride + n_start
+    v += slice_id * (SPLIT_K * MAX_RANKS) + tile.first_row * sizes.V_ROW
+    if tile.num_rank_blocks == 0:
+        _expand_nothing(y, ns, tile.num_rows, inside, y_stride, sizes)
+    elif tile.num_rows > 1:
+        _expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes)
+    elif tile.num_rank_blocks > 0:
+        _expand_row(y, v, b, tile, ns, inside, page_stride, sizes)
+
+
+@triton.jit
+def _load_tile(words):
+    """The tile at `words`. All header words are loaded at once, to avoid dependent loads."""
     first_row = tl.load(words + _FIRST_ROW).to(tl.int64)
-    rows = tl.load(words + _NUM_ROWS)
+    num_rows = tl.load(words + _NUM_ROWS)
     num_rank_blocks = tl.load(words + _NUM_RANK_BLOCKS)
-    # All header words are loaded at once, to avoid dependent loads.
     first_block = tl.load(words + _FIRST_COLUMN_BLOCK)
     block_step = tl.load(words + _COLUMN_BLOCK_STEP)
     pages = words + HEADER_WORDS
-    page_0 = tl.load(pages)
-    page_1 = tl.load(pages + 1)
-    y += first_row * y_stride + n_start
-    v += slice_id * (SPLIT_K * MAX_RANKS) + first_row * V_ROW
-    if num_rank_blocks == 0:
-        _expand_nothing(y, ns, rows, inside, y_stride, BLOCK_N, ACCUMULATE, PDL_WAIT)
-    elif rows > 1:
-        # Narrower than a row's block: a wider one would take more registers, and all programs have the most of any.
-        for column_block in tl.range(first_block, BLOCK_N // TILE_N, block_step, num_stages=1):
-            columns = column_block * TILE_N + tl.arange(0, TILE_N)
-            _expand_tile(
-                y + columns,
-                v,
-                b + columns,
-                page_0,
-                page_1,
-                pages,
-                rows,
-                num_rank_blocks,
-                n_start + columns < n_end,
-                y_stride,
-                page_stride,
-                END_2,
-                V_ROW,
-                MAX_RANKS,
-                SPLIT_K,
-                EVEN_N,
-                ACCUMULATE,
-                PDL_WAIT,
-            )
-    elif num_rank_blocks > 0:
-        # The smallest power of two that covers them: a block costs instructions even if it is empty.
-        for power in tl.static_range(LOG2_BLOCKS + 1):
-            if num_rank_blocks > (1 << power) // 2 and (num_rank_blocks <= 1 << power or power == LOG2_BLOCKS):
-                _expand_row(
-                    y + ns,
-                    v,
-                    b + ns,
-                    page_0,
-                    page_1,
-                    pages,
-                    num_rank_blocks,
-                    inside,
-                    page_stride,
-                    END_2,
-                    MAX_RANKS,
-                    SPLIT_K,
-                    1 << power,
-                    EVEN_N,
-                    ACCUMULATE,
-                    PDL_WAIT,
-                )
+    return ExpandTile(
+        first_row=first_row,
+        num_rows=num_rows,
+        num_rank_blocks=num_rank_blocks,
+        first_block=first_block,
+        block_step=block_step,
+        pages=pages,
+        page_0=tl.load(pages),
+        page_1=tl.load(pages + 1),
+    )
 
 
 @triton.jit
-def _expand_nothing(
-    y, ns, rows, inside, y_stride, BLOCK_N: tl.constexpr, ACCUMULATE: tl.constexpr, PDL_WAIT: tl.constexpr
-):
+def _expand_nothing(y, ns, rows, inside, y_stride, sizes: tl.constexpr):
     """Rows without LoRA: zeros, where nothing is to be kept."""
     # Even if nothing is written: a PDL dependent of this kernel also relies on its predecessors.
-    if PDL_WAIT:
+    if sizes.PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    if not ACCUMULATE:
+    if not sizes.ACCUMULATE:
         for row in range(rows):
-            tl.store(y + row * y_stride + ns, tl.zeros((BLOCK_N,), y.dtype.element_ty), mask=inside)
+            tl.store(y + row * y_stride + ns, tl.zeros((sizes.BLOCK_N,), y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _expand_row(
-    y_row,
-    v_row,
-    b,
-    page_0,
-    page_1,
-    pages,
-    num_rank_blocks,
-    inside,
-    page_stride,
-    H_OUT: tl.constexpr,
-    MAX_RANKS: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    PDL_WAIT: tl.constexpr,
-):
+def _expand_row(y_row, v_row, b, tile, ns, inside, page_stride, sizes: tl.constexpr):
+    """One row, with the smallest power of two that covers its rank blocks: a block costs instructions even if empty."""
+    num_rank_blocks = tile.num_rank_blocks
+    for power in tl.static_range(sizes.LOG2_BLOCKS + 1):
+        if num_rank_blocks > (1 << power) // 2 and (num_rank_blocks <= 1 << power or power == sizes.LOG2_BLOCKS):
+            _expand_blocks(y_row + ns, v_row, b + ns, tile, inside, page_stride, 1 << power, sizes)
+
+
+@triton.jit
+def _expand_blocks(y_row, v_row, b, tile, inside, page_stride, BLOCKS: tl.constexpr, sizes: tl.constexpr):
     """One row, BLOCKS rank blocks at a time, with all their weights in flight."""
-    w = _load_b(b, page_0, page_1, pages, num_rank_blocks, page_stride, H_OUT, inside, BLOCKS, EVEN_N)
-    if PDL_WAIT:
+    num_rank_blocks = tile.num_rank_blocks
+    w = _load_b(
+        b, tile.page_0, tile.page_1, tile.pages, num_rank_blocks, page_stride, sizes.H_OUT, inside, BLOCKS, sizes.EVEN_N
+    )
+    if sizes.PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    acc = _load_y(y_row, inside, ACCUMULATE)
-    acc += _row_product(v_row, w, num_rank_blocks, MAX_RANKS, SPLIT_K, BLOCKS)
+    acc = _load_y(y_row, inside, sizes.ACCUMULATE)
+    acc += _row_product(v_row, w, num_rank_blocks, sizes.MAX_RANKS, sizes.SPLIT_K, BLOCKS)
     for block in tl.range(BLOCKS, num_rank_blocks, BLOCKS):
-        w = _load_blocks(b, pages, block, num_rank_blocks, page_stride, H_OUT, inside, BLOCKS, EVEN_N)
-        acc += _row_product(v_row + block * BLOCK_RANKS, w, num_rank_blocks - block, MAX_RANKS, SPLIT_K, BLOCKS)
+        w = _load_blocks(b, tile.pages, block, num_rank_blocks, page_stride, sizes.H_OUT, inside, BLOCKS, sizes.EVEN_N)
+        v = v_row + block * BLOCK_RANKS
+        acc += _row_product(v, w, num_rank_blocks - block, sizes.MAX_RANKS, sizes.SPLIT_K, BLOCKS)
     tl.store(y_row, acc.to(y_row.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _expand_tile(
-    y_row,
-    v_row,
-    b,
-    page_0,
-    page_1,
-    pages,
-    rows,
-    num_rank_blocks,
-    inside,
-    y_stride,
-    page_stride,
-    H_OUT: tl.constexpr,
-    V_ROW: tl.constexpr,
-    MAX_RANKS: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    PDL_WAIT: tl.constexpr,
-):
+def _expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes: tl.constexpr):
+    """A tile of rows, some columns at a time."""
+    # Narrower than a row's block: a wider one would take more registers, and all programs have the most of any.
+    for column_block in tl.range(tile.first_block, sizes.BLOCK_N // sizes.TILE_N, tile.block_step, num_stages=1):
+        columns = column_block * sizes.TILE_N + tl.arange(0, sizes.TILE_N)
+        _expand_tile(y + columns, v, b + columns, tile, n_start + columns < n_end, y_stride, page_stride, sizes)
+
+
+@triton.jit
+def _expand_tile(y_row, v_row, b, tile, inside, y_stride, page_stride, sizes: tl.constexpr):
     """A tile of rows, on tensor cores."""
-    tile = tl.arange(0, TILE_ROWS)
-    live = tile < rows
-    y_rows = y_row[None, :] + tile[:, None] * y_stride
-    v_rows = v_row + tile * V_ROW
+    row = tl.arange(0, TILE_ROWS)
+    live = row < tile.num_rows
+    y_rows = y_row[None, :] + row[:, None] * y_stride
+    v_rows = v_row + row * sizes.V_ROW
     mask = live[:, None] & inside[None, :]
-    w = _load_b(b, page_0, page_1, pages, 1, page_stride, H_OUT, inside, 1, EVEN_N)
-    if PDL_WAIT:
+    w = _load_b(b, tile.page_0, tile.page_1, tile.pages, 1, page_stride, sizes.H_OUT, inside, 1, sizes.EVEN_N)
+    if sizes.PDL_WAIT:
         tl.extra.cuda.gdc_wait()
-    before = _load_y(y_rows, mask, ACCUMULATE)
+    before = _load_y(y_rows, mask, sizes.ACCUMULATE)
     acc = tl.zeros(mask.shape, dtype=tl.float32)
-    acc = _product(_sum_rows(v_rows, live, MAX_RANKS, SPLIT_K), w, acc)
+    acc = _product(_sum_rows(v_rows, live, sizes.MAX_RANKS, sizes.SPLIT_K), w, acc)
     # One stage: the compiler's pipelining costs more in registers than it saves in time.
-    for block in tl.range(1, num_rank_blocks, num_stages=1):
-        w = _load_blocks(b, pages, block, block + 1, page_stride, H_OUT, inside, 1, EVEN_N)
-        acc = _product(_sum_rows(v_rows + block * BLOCK_RANKS, live, MAX_RANKS, SPLIT_K), w, acc)
+    for block in tl.range(1, tile.num_rank_blocks, num_stages=1):
+        w = _load_blocks(b, tile.pages, block, block + 1, page_stride, sizes.H_OUT, inside, 1, sizes.EVEN_N)
+        v = _sum_rows(v_rows + block * BLOCK_RANKS, live, sizes.MAX_RANKS, sizes.SPLIT_K)
+        acc = _product(v, w, acc)
     tl.store(y_rows, (acc + before).to(y_row.dtype.element_ty), mask=mask)
 
 
