@@ -12,8 +12,8 @@ import numpy.typing as npt
 from punica_serve.adapters.stream_hash import StreamHash
 from punica_serve.errors import AdapterRejected
 
-#: Bytes that are read before they are hashed.
-_BLOCK_BYTES = 8 << 20
+#: Bytes that are read before they are hashed. The first are few, so that hashing, which takes longest, begins at once.
+_FIRST_BYTES, _BLOCK_BYTES = 2 << 20, 8 << 20
 #: Larger files are rare, and their memory is freed after use.
 _MAX_REUSED_BYTES = 256 << 20
 
@@ -62,7 +62,7 @@ def read_and_hash(file: BufferedReader, content: npt.NDArray[np.uint8], stream: 
     """
     end = 0
     while end < len(content):
-        num_bytes = file.readinto(content[end : end + _BLOCK_BYTES].data)
+        num_bytes = file.readinto(content[end : end + (_BLOCK_BYTES if end else _FIRST_BYTES)].data)
         if not num_bytes:
             break
         end += num_bytes

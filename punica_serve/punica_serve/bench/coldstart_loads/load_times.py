@@ -18,6 +18,8 @@ class LoadTime:
     processor_s: float
     #: The same of the thread that needed most: no number of cores makes the load faster.
     busiest_s: float
+    #: How long that thread was ready to run and had no core: other work on the machine, not a wait of the load's own.
+    queued_s: float
     #: The time that its place allows, as measured just before the load; 0 where that is no time.
     allowed_s: float = 0.0
     #: Bytes per second of its place alone, where that is measured.
@@ -31,6 +33,7 @@ class PlaceTimes:
     wall_s: float
     processor_s: float
     busiest_s: float
+    queued_s: float
     allowed_s: float
     rate: float
     #: Median of each load's time over its allowance, since other work on the machine changes from load to load.
@@ -44,6 +47,7 @@ class PlaceTimes:
             statistics.median(load.wall_s for load in counted),
             statistics.median(load.processor_s for load in counted),
             statistics.median(load.busiest_s for load in counted),
+            statistics.median(load.queued_s for load in counted),
             statistics.median(load.allowed_s for load in counted),
             statistics.median(load.rate for load in counted),
             statistics.median(load.wall_s / load.allowed_s if load.allowed_s else 0.0 for load in counted),
@@ -54,21 +58,37 @@ class LoadClock:
     """Wall and processor time since it was made."""
 
     def __init__(self) -> None:
-        self._threads_s = _thread_times_s()
+        self._threads = _thread_times()
         self._wall_s, self._processor_s = time.perf_counter(), time.process_time()
 
     def time(self, allowed_s: float = 0.0, rate: float = 0.0) -> LoadTime:
         wall_s, processor_s = time.perf_counter() - self._wall_s, time.process_time() - self._processor_s
-        spent_s = (end_s - self._threads_s.get(thread, 0.0) for thread, end_s in _thread_times_s().items())
-        return LoadTime(wall_s, processor_s, max(spent_s, default=0.0), allowed_s, rate)
+        spent = [end.since(self._threads.get(thread, _NOTHING)) for thread, end in _thread_times().items()]
+        busiest = max(spent, key=lambda times: times.core_s, default=_NOTHING)
+        return LoadTime(wall_s, processor_s, busiest.core_s, busiest.queued_s, allowed_s, rate)
 
 
-def _thread_times_s() -> dict[str, float]:
-    """Processor time of each thread of this process that is alive; none where the system does not tell."""
-    times_s: dict[str, float] = {}
+@dataclass(frozen=True, slots=True)
+class _ThreadTimes:
+    """Seconds of a thread on a core, and ready for one."""
+
+    core_s: float = 0.0
+    queued_s: float = 0.0
+
+    def since(self, start: "_ThreadTimes") -> "_ThreadTimes":
+        return _ThreadTimes(self.core_s - start.core_s, self.queued_s - start.queued_s)
+
+
+_NOTHING = _ThreadTimes()
+
+
+def _thread_times() -> dict[str, _ThreadTimes]:
+    """Times of each thread of this process that is alive; none where the system does not tell."""
+    times: dict[str, _ThreadTimes] = {}
     tasks = Path("/proc/self/task")
     with suppress(OSError):
         for thread in os.listdir(tasks):
             with suppress(OSError):  # it has ended
-                times_s[thread] = int((tasks / thread / "schedstat").read_text().split()[0]) / 1e9
-    return times_s
+                core_ns, queued_ns, _ = (tasks / thread / "schedstat").read_text().split()
+                times[thread] = _ThreadTimes(int(core_ns) / 1e9, int(queued_ns) / 1e9)
+    return times

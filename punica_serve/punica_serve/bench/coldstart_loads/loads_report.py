@@ -16,11 +16,12 @@ _COLUMNS = (
     Column("ms", "ms", ",.1f"),
     Column("processor_ms", "processor ms", ",.1f"),
     Column("busiest_ms", "busiest thread ms", ",.1f"),
+    Column("queued_ms", "it had no core, ms", ",.1f"),
     Column("yardstick_ms", "yardstick ms", ",.1f"),
     Column("over", "over it", ".2f"),
     Column("yardstick", "yardstick"),
 )
-_NOTHING = (None,) * 5
+_NOTHING = (None,) * 6
 _NO_DISK = "not measured: the page cache could not be shown to be empty, or the disk has no direct reads"
 _NO_EXTRA = "not measured: it needs the extra `s3`"
 
@@ -79,5 +80,5 @@ def _over(times: PlaceTimes | None) -> float | None:
     return None if times is None else times.over
 
 
-def _spent(times: PlaceTimes) -> tuple[float, float, float]:
-    return 1e3 * times.wall_s, 1e3 * times.processor_s, 1e3 * times.busiest_s
+def _spent(times: PlaceTimes) -> tuple[float, float, float, float]:
+    return 1e3 * times.wall_s, 1e3 * times.processor_s, 1e3 * times.busiest_s, 1e3 * times.queued_s

@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ Rows = TypeVar("Rows", Tensor, npt.NDArray[Any])
 
 #: Alignment of the tensors of a packed adapter: enough for every dtype and copy engine.
 _ALIGNMENT_BYTES = 256
+#: Kinds of adapters, by their pages, whose places are kept: a cluster's adapters have few ranks and modules.
+_MAX_KINDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +125,17 @@ class _Place:
     num_bytes: int
 
 
-def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> list[_Place]:
+def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) -> tuple[_Place, ...]:
     """A and B of each group that the adapter touches."""
+    return _places_of(tuple(pages_needed(ranks).items()), model, dtype)
+
+
+@lru_cache(_MAX_KINDS)
+def _places_of(pages: tuple[tuple[LoraGroup, int], ...], model: ModelConfig, dtype: torch.dtype) -> tuple[_Place, ...]:
+    """Kept, since they are asked for several times before a load's first read."""
     places: list[_Place] = []
     start, rows = 0, LORA_PAGE_RANKS
-    for name, num_pages in pages_needed(ranks).items():
+    for name, num_pages in pages:
         group, layers = model.spec.group(name), model.spec.layers_of(name)
         a = (num_pages, layers, len(group.projections), rows, len(group.lora_inputs))
         b = (num_pages, layers, rows, group.out_features)
@@ -134,7 +143,7 @@ def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) ->
             num_bytes = math.prod(shape) * dtype.itemsize
             places.append(_Place(name, shape, start, num_bytes))
             start += _aligned(num_bytes)
-    return places
+    return tuple(places)
 
 
 def _aligned(num_bytes: int) -> int:

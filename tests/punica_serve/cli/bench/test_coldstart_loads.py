@@ -50,6 +50,7 @@ def test_each_place_has_a_row_and_a_yardstick(cli: Callable[..., Any], config_fi
     assert len(measured) == len(figures) and len(measured) >= 4
     assert all(row["ms"] > 0 and row["yardstick_ms"] > 0 for row in measured)
     assert all(0 < row["busiest_ms"] <= 1.5 * row["processor_ms"] + 5 for row in measured)
+    assert all(0 <= row["queued_ms"] <= 1.5 * row["ms"] + 5 for row in measured)
 
 
 def test_a_cache_that_is_not_shown_to_be_empty_measures_no_disk(
