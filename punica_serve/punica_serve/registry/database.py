@@ -47,8 +47,8 @@ class Database:
         #: None on a server.
         self._file: SqliteFile | None = None
         if self.is_sqlite and parsed.database:
-            self._file = SqliteFile(Path(parsed.database))
-            self._file.prepare(self._engine, wait_s=wait_s)
+            self._file = SqliteFile(Path(parsed.database), wait_s=wait_s)
+            self._file.prepare(self._engine)
         isolation: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self._engine.execution_options(**isolation)
         self._writer = self._engine.execution_options(**{WRITES: True})
@@ -90,9 +90,7 @@ class Database:
     ) -> AsyncIterator[AsyncConnection]:
         timeout_s = self.deadline_s * _TRANSACTION_SHARE if timeout_s is None else timeout_s
         try:
-            if self._file:
-                self._file.check()
-            async with asyncio.timeout(timeout_s), turn, engine.begin() as connection:
+            async with asyncio.timeout(timeout_s), turn, self._begun(engine) as connection:
                 yield connection
         except IntegrityError:
             raise  # the tables' constraints hold whatever callers do, so this is a bug of ours
@@ -101,6 +99,13 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             cause = getattr(error, "orig", None) or error
             raise self._unavailable(_FULL if _is_full(cause) else _AWAY, _reason(cause)) from error
+
+    @asynccontextmanager
+    async def _begun(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        if self._file:
+            await self._file.check()
+        async with engine.begin() as connection:
+            yield connection
 
     def _unavailable(self, message: str, reason: str) -> RegistryUnavailable:
         detail = f"{self.shown_url}: {reason}"

@@ -16,8 +16,9 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from punica_serve.errors import ConfigError, RegistryUnavailable
+from punica_serve.errors import ConfigError, RegistryUnavailable, StoreUnavailable
 from punica_serve.process.private_files import FILE_MODE, make_private_folder
+from punica_serve.store.threads import StoreThreads
 
 #: The execution option of transactions that write.
 WRITES = "punica_writes"
@@ -34,25 +35,42 @@ class SqliteFile:
 
     A connection keeps what it has opened. If that was removed, or another was moved to its place, as a restored backup
     is, SQLite would go on reading and writing a file that nobody can find. So each transaction begins with a look at
-    the path.
+    the path, on a thread of its own: a network mount may not answer.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Makes the file, if there is none. Raises RegistryUnavailable, and ConfigError where waiting can't help."""
+    def __init__(self, path: Path, *, wait_s: float) -> None:
+        """Makes the file, if there is none. ``wait_s`` is for locks, and for the disk.
+
+        Raises RegistryUnavailable, and ConfigError where waiting can't help.
+        """
         self._path = path
+        self._wait_s = wait_s
+        #: One, which a disk that does not answer keeps.
+        self._threads = StoreThreads(1, "looking at the registry's file")
+        #: The file that was at the path when it was looked at last.
+        self._seen: tuple[int, int] | None = None
         _make(path)
 
-    def prepare(self, engine: AsyncEngine, *, wait_s: float) -> None:
-        """Sets up all connections that the engine will make. ``wait_s`` is for locks."""
-        event.listen(engine.sync_engine, "connect", partial(self._opened, wait_s))
+    def prepare(self, engine: AsyncEngine) -> None:
+        """Sets up all connections that the engine will make."""
+        event.listen(engine.sync_engine, "connect", self._opened)
         event.listen(engine.sync_engine, "checkout", self._given_out)
         event.listen(engine.sync_engine, "begin", _begin)
 
-    def check(self) -> None:
-        """Raises OSError if the file is gone: SQLite would make an empty one."""
-        if self._identity() is None:
+    async def check(self) -> None:
+        """Looks at the path. Raises OSError if the file is gone, since SQLite would make an empty one, or if the disk
+        does not answer.
+        """
+        await self._look()
+        if self._seen is None:
             message = "the file is gone; put it back, or restart the frontends to begin with an empty one"
             raise FileNotFoundError(message)
+
+    async def _look(self) -> None:
+        try:
+            self._seen = await self._threads.call(self._identity, timeout_s=self._wait_s)
+        except StoreUnavailable as error:
+            raise OSError(f"its disk does not answer within {self._wait_s:g} s") from error
 
     def _identity(self) -> tuple[int, int] | None:
         try:
@@ -61,16 +79,17 @@ class SqliteFile:
             return None
         return found.st_dev, found.st_ino
 
-    def _opened(self, wait_s: float, connection: Any, entry: ConnectionPoolEntry) -> None:
-        entry.info[IDENTITY] = self._identity()
+    def _opened(self, connection: Any, entry: ConnectionPoolEntry) -> None:
+        connection.run_async(lambda _connection: self._look())
+        entry.info[IDENTITY] = self._seen
         connection.isolation_level = None  # transactions begin explicitly, not at the first change
-        connection.run_async(partial(_keep_log, wait_s))
+        connection.run_async(partial(_keep_log, self._wait_s))
 
     def _given_out(self, _connection: Any, entry: ConnectionPoolEntry, _proxy: object) -> None:
         """Has the pool open the file anew if another is at the path. SQLite leaves a log alone that may be that one's
         when it closes the old file.
         """
-        if entry.info[IDENTITY] != self._identity():
+        if entry.info[IDENTITY] != self._seen:
             raise DisconnectionError(f"{self._path} was replaced")
 
 

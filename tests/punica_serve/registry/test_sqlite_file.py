@@ -1,9 +1,12 @@
 """SQLite's file: where it is, and what happens when it is removed, or another moved to its place, while it is open."""
 
+import asyncio
 import os
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +95,52 @@ async def test_a_copy_that_is_restored_into_the_open_file_is_read_anew(tmp_path:
     reopened = await Registry.open(f"sqlite:///{file}")
     assert reopened.snapshot.digests() == {"a", "d"}
     await reopened.close()
+
+
+async def test_a_disk_that_does_not_answer_holds_up_nothing_but_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network mount whose server is gone."""
+    file, stat, answers = tmp_path / "registry.db", os.stat, threading.Event()
+    registry = await Registry.open(f"sqlite:///{file}", deadline_s=1.0)
+    await registry.register("default", "x", ref_of("a"), by="me")
+    hung: list[str] = []
+
+    def hangs(path: Any, **options: Any) -> os.stat_result:
+        if path == file:
+            hung.append(threading.current_thread().name)
+            answers.wait(10.0)
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", hangs)
+    changes = [asyncio.create_task(registry.register("default", f"y{i}", ref_of("b"), by="me")) for i in range(3)]
+    longest_s = await _longest_pause_s(asyncio.gather(*changes, registry.refresh(), return_exceptions=True))
+    assert longest_s < 5.0, "the event loop goes on"
+    for change in changes:
+        assert isinstance(change.exception(), RegistryUnavailable)
+    assert len(hung) == 1, "one thread waits for the disk, however many ask"
+    assert registry.snapshot.digests() == {"a"}
+    answers.set()
+    await until_it_answers(registry)
+    assert (await registry.register("default", "y", ref_of("b"), by="me")).version == 1
+    await registry.close()
+
+
+async def _longest_pause_s(done: asyncio.Future[Any]) -> float:
+    """The longest time between two turns of the event loop until then, in seconds."""
+    loop, longest_s = asyncio.get_running_loop(), 0.0
+    while not done.done():
+        before_s = loop.time()
+        await asyncio.sleep(0.01)
+        longest_s = max(longest_s, loop.time() - before_s)
+    return longest_s
+
+
+async def until_it_answers(registry: Registry) -> None:
+    async with asyncio.timeout(60.0):
+        while True:
+            try:
+                await registry.refresh()
+                return
+            except RegistryUnavailable:
+                await asyncio.sleep(0.05)
