@@ -4,7 +4,7 @@ Placement must not scan a thousand GPUs to find one with room. So GPUs with a fr
 the size of their working set, and each group keeps an upper bound of its GPUs' room. A group whose bound is too low is
 skipped at once; a search in vain lowers the bound. Room is counted in tokens.
 
-GPUs whose places are all taken, but one of them not for long, stand in a row of their own.
+GPUs whose places are all taken, but one of them not for long, stand in a row of their own, with such a bound too.
 """
 
 from bisect import bisect_left, insort
@@ -49,6 +49,8 @@ class GpuIndex:
         self._files: list[_File] = []
         #: Those whose next place becomes free soon, in the order in which this was told.
         self._ending: dict[GpuRecord, None] = {}
+        #: None of these has more room than this.
+        self._max_ending_room = 0
         #: Size under which a GPU of either kind is filed, and the room that it had when it was looked at last.
         self._filed: dict[GpuRecord, tuple[int, int]] = {}
         #: Figures of all open GPUs, for placements by cost.
@@ -97,6 +99,8 @@ class GpuIndex:
         if gpu.has_free_place:
             file = self._files[size]
             file.max_room = max(file.max_room, room)
+        else:
+            self._max_ending_room = max(self._max_ending_room, room)
         if filed is None or size < filed[0] or room > filed[1]:
             self.improved.add(gpu)
 
@@ -140,9 +144,19 @@ class GpuIndex:
             if gpu not in first:
                 yield gpu
 
-    def soonest_first(self) -> Iterator[GpuRecord]:
-        """Those without a free place whose next one becomes free soon: the one that has told so first is first."""
-        yield from self._ending
+    def soonest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
+        """Those without a free place whose next one becomes free soon, and with pages for so many tokens.
+
+        The one that has told so first is first.
+        """
+        if self._max_ending_room < num_tokens:
+            return
+        max_room = 0
+        for gpu in self._ending:
+            max_room = max(max_room, gpu.room)
+            if gpu.room >= num_tokens:
+                yield gpu
+        self._max_ending_room = max_room
 
     def by_uuid(self, start: int = 0) -> Iterator[GpuRecord]:
         """All, from the lowest UUID up, or from another place in that order and round to it."""
@@ -183,6 +197,7 @@ class GpuIndex:
         require(self._filed == with_place, "a GPU is filed as it was")
         ending = {gpu for gpu in with_place if not gpu.has_free_place}
         require(self._ending.keys() == ending, "other GPUs are about to have a place")
+        require(all(gpu.room <= self._max_ending_room for gpu in ending), "less room is known than there soon is")
         for size, file in enumerate(self._files):
             expected = [gpu for gpu in self._open if gpu.has_free_place and len(gpu.working_set) == size]
             require(file.gpus == expected, f"the file of working sets of {size} is wrong")

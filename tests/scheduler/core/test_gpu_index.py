@@ -41,8 +41,10 @@ class Gpus:
         self.index.check_invariants(self.gpus.values())
         return found
 
-    def soonest_first(self) -> str:
-        return "".join(gpu.uuid for gpu in self.index.soonest_first())
+    def soonest_first(self, num_tokens: int = 1) -> str:
+        found = "".join(gpu.uuid for gpu in self.index.soonest_first(num_tokens))
+        self.index.check_invariants(self.gpus.values())
+        return found
 
     def improved(self) -> str:
         return "".join(sorted(gpu.uuid for gpu in self.index.take_improved()))
@@ -77,6 +79,18 @@ def test_full_batches_of_which_one_request_is_about_to_end_stand_apart() -> None
     assert gpus.soonest_first() == "A", "the place has its next request"
     gpus.end("A", running["A"][0])
     assert (gpus.largest_first(), gpus.soonest_first(), gpus.improved()) == ("AC", "", "A")
+
+
+def test_those_about_to_have_a_place_are_left_out_while_they_lack_pages() -> None:
+    gpus = Gpus("AB")
+    running = {uuid: [gpus.run(uuid, prompt=prompt) for _ in range(4)] for uuid, prompt in {"A": 1, "B": 4}.items()}
+    for uuid in "BA":
+        gpus.expect_end(uuid, running[uuid][0])
+    assert (gpus.soonest_first(), gpus.soonest_first(100), gpus.soonest_first(16)) == ("A", "", "A")
+    gpus.gpus["B"].drop(running["B"][1])
+    gpus.gpus["B"].remove(running["B"][1], 0)
+    gpus.run("B")
+    assert gpus.soonest_first() == "BA", "it has told so first"
 
 
 def test_those_without_pages_are_left_out_until_they_have_some() -> None:

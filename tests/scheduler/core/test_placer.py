@@ -51,3 +51,17 @@ def test_a_blocked_head_is_tried_again_only_where_something_has_improved(filled:
     assert asked == []
     assert cluster.steps("3", "r6", finished="r6")[1:] == ["3: start waits"]
     assert set(asked) == {"3"}
+
+
+def test_gpus_about_to_have_a_place_but_no_pages_are_not_asked(filled: NewCluster, asked: list[str]) -> None:
+    cluster = filled(*(f"{i:02}" for i in range(100)), pages=8, batch=1)
+    for i in range(100):
+        cluster.arrives(f"r{i}", prompt=20, max_tokens=2)
+        cluster.steps(f"{99 - i:02}", f"r{i}")
+    for name in ("waits", "waits too", "is short"):
+        cluster.arrives(name, prompt=1 if name == "is short" else 20)
+    asked.clear()
+    assert cluster.is_cancelled("waits") == []
+    assert asked == []
+    assert cluster.is_cancelled("waits too") == ["99: start is short"]
+    assert asked == ["99"], "the one that has told first"
