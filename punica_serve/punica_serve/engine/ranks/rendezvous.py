@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import distributed_c10d
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.rank_loss import RankLost
@@ -57,6 +58,8 @@ def join(
                 device_id=device if is_gpu else None,
             )
     except RuntimeError as error:
+        # Torch names groups by how many a process has begun: the next one's new ranks would look for another name.
+        distributed_c10d._world.group_count = 0
         raise RankLost(f"the ranks could not join within {timeout_s:g} s: {first_line(error)}") from error
     assert dist.group.WORLD is not None
     return TorchCollectives(dist.group.WORLD, store)

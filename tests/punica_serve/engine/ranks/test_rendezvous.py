@@ -25,10 +25,12 @@ def test_one_that_is_known_to_be_lost_ends_the_wait() -> None:
         join(open_port(10.0), _CPU, Rank(0, 2), 300.0, check)
 
 
-def test_one_that_comes_and_then_dies_ends_the_wait_by_its_deadline() -> None:
-    """It has told the others that it is there, and nothing more."""
+def test_one_that_comes_and_then_dies_ends_the_wait_and_the_next_group_can_meet() -> None:
+    """It has told the others that it is there, and nothing more. New processes call their first group "0"."""
     store = open_port(10.0)
     store.set("votes/join/1", "")
     with pytest.raises(RankLost, match=r"^the ranks could not join within 0\.5 s: "):
         join(store, _CPU, Rank(0, 2), 0.5)
+    group = join(open_port(10.0), _CPU, Rank(0, 1), 10.0).group
+    assert group.group_name == "0"
     leave()
