@@ -78,7 +78,10 @@ def test_a_table_for_sharing_serves_requests_that_share_nothing(attend: Callable
 
 
 def test_a_member_of_a_group_that_goes_leaves_the_others_as_they_were() -> None:
-    """Numbers to the bit: the order of sums depends on the splits alone, which are the same here."""
+    """Numbers to the bit on a GPU: the order of sums depends on the splits alone, which are the same here.
+
+    The interpreter multiplies with the CPU's BLAS, which may round a row by its place in the block.
+    """
     case = _case(triton.paged_attention)
     case.shape = replace(case.shape, num_programs=1, min_split_tokens=1000)
     before = case.run(triton.paged_attention)
@@ -87,7 +90,8 @@ def test_a_member_of_a_group_that_goes_leaves_the_others_as_they_were() -> None:
     after = case.run(triton.paged_attention)
     assert after[11].isnan().all() and not before[11].isnan().any()
     kept = [row for row, context in enumerate(CONTEXTS) if context and row != 11]
-    assert torch.equal(after[kept], before[kept])
+    tolerance = 0.0 if DEVICE.type == "cuda" else 1e-6
+    torch.testing.assert_close(after[kept], before[kept], rtol=0.0, atol=tolerance)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
 from rich.progress import Progress
 
@@ -35,6 +35,8 @@ _HOST_COLUMNS = (
     Column("batch_size", "batch", ",d"),
     Column("step_us", "decode step µs", ".1f"),
     Column("request_us", "request µs", ".0f"),
+    Column("same_groups_us", "groups µs, same requests", ".1f"),
+    Column("changed_groups_us", "one joins, one leaves", ".1f"),
 )
 
 
@@ -109,8 +111,11 @@ def _ratios_table(rows: tuple[PatternResult, ...]) -> TableData:
 
 
 def _host_table(host: HostTime) -> TableData:
-    cells = [(host.num_known_pages, host.batch_size, host.step_us, host.request_us)]
-    notes = ("added to a decode step, and to a request whose whole prompt is known",)
+    cells = [tuple[Value, ...](astuple(host))]
+    notes = (
+        "added to a decode step, and to a request whose whole prompt is known",
+        "groups: finding the decodes that share a prefix, with `engine.shared_prefix_attention`",
+    )
     return TableData("host", "host time of known pages", _HOST_COLUMNS, cells, notes)
 
 

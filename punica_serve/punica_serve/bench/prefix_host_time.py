@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
+from punica_kernels.shared_prefixes import PrefixGroupTracker
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.paging.prefix_hash import prefix_hash
@@ -13,6 +15,8 @@ from punica_serve.protocol import PrefixCaching, Request, SamplingParams
 _SHARING = PrefixCaching("benchmark")
 #: Each block has a page's worth of steps.
 _STEPS, _BLOCK = 512, 16
+#: Requests behind one prefix, where attention reads shared prefixes once.
+_GROUP_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,9 @@ class HostTime:
     step_us: float
     #: Added to the start and the end of a request whose prompt is known.
     request_us: float
+    #: Finding the decodes that share prefixes, in a step in which none joins or leaves, and in one where one does each.
+    same_groups_us: float
+    changed_groups_us: float
 
 
 def measure_host_time(
@@ -40,7 +47,8 @@ def measure_host_time(
         shared - alone
         for shared, alone in zip(*(each.times_us(batch_size, prompt_tokens) for each in (desk, plain)), strict=True)
     )
-    return HostTime(pool.num_known, batch_size, step_us, request_us)
+    groups_us = _groups_us(batch_size, prompt_tokens // page_size, page_size)
+    return HostTime(pool.num_known, batch_size, step_us, request_us, *groups_us)
 
 
 class _PlannerLoad:
@@ -80,6 +88,31 @@ class _PlannerLoad:
 
     def end(self, sequence: Sequence) -> None:
         self._cache.release(sequence)
+
+
+def _groups_us(batch_size: int, prompt_pages: int, page_size: int) -> tuple[float, float]:
+    """The times of a step whose requests are those of the step before, and of one that has lost one and got another."""
+    tracker, pages, numbers = PrefixGroupTracker(page_size), count(), count()
+    tables: list[list[int]] = []
+    prefix: list[int] = []
+
+    def join() -> None:
+        nonlocal prefix
+        if next(numbers) % _GROUP_SIZE == 0:
+            prefix = [next(pages) for _ in range(prompt_pages)]
+        tables.append([*prefix, next(pages)])
+
+    def change() -> None:
+        del tables[0]
+        join()
+        find()
+
+    def find() -> None:
+        tracker.groups([*tables])
+
+    for _ in range(batch_size):
+        join()
+    return _microseconds(find), _microseconds(change)
 
 
 def _microseconds(work: Callable[[], None]) -> float:

@@ -5,14 +5,14 @@ So a salt that equals an adapter's digest, or a tenant that equals a salt, never
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from punica_serve.protocol import PrefixCaching, Request
 
 #: With 128 bits of a cryptographic hash nobody finds tokens whose pages have the key of another tenant's.
 _KEY_BYTES = 16
+_ID_BYTES = 4
 _PERSON = b"punica-kv-page"
 
 
@@ -42,14 +42,14 @@ class PrefixHash:
         return self._keys[first:num_pages]
 
     def _extend(self, token_ids: Sequence[int]) -> None:
-        size, pack = self._page_size, _packer(self._page_size)
-        for start in range(0, len(token_ids), size):
+        data, page_bytes, add = _encode_ids(token_ids), self._page_size * _ID_BYTES, self._keys.append
+        for start in range(0, len(data), page_bytes):
             if self._invoked and len(self._keys) == self._first_page:
                 # Another blake2b `person`, so that no tokens lead to the same hash.
                 begin = _encode((("before", self._hash.hexdigest()), ("invoked", self._invoked)))
                 self._hash = blake2b(begin, digest_size=_KEY_BYTES, person=b"punica-kv-alora")
-            self._hash.update(pack(*token_ids[start : start + size]))
-            self._keys.append(self._hash.copy().digest())
+            self._hash.update(data[start : start + page_bytes])
+            add(self._hash.copy().digest())
 
 
 def prefix_hash(
@@ -101,16 +101,15 @@ def hints_of(request: Request, settings: PrefixCaching, page_size: int, token_id
         end = num_pages * page_size
         if end >= len(token_ids):
             break
-        hashed.update(struct.pack(f"<{end - start}I", *token_ids[start:end]))
+        hashed.update(_encode_ids(token_ids[start:end]))
         hints.append(hint_of(hashed.copy().digest()))
         start = end
     return tuple(hints)
 
 
-@lru_cache(maxsize=8)
-def _packer(page_size: int) -> Callable[..., bytes]:
-    """Makes a page's token ids bytes, alike on all machines."""
-    return struct.Struct(f"<{page_size}I").pack
+def _encode_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian words, alike on all machines. All at once, which takes a fraction of the time."""
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def _encode(parts: Sequence[tuple[str, str | None]]) -> bytes:

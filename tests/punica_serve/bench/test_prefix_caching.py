@@ -66,6 +66,7 @@ def test_it_leaves_tables_and_json(subject: Subject, rows: tuple[PatternResult, 
     assert host.num_known_pages >= 288
     # Known pages add about nothing to a step, so noise may make it negative.
     assert abs(host.step_us) < host.request_us
+    assert 0 < host.same_groups_us < host.changed_groups_us
     leave(make_report(subject, SETTINGS, rows, host), tmp_path, Console(width=200))
     document = json.loads((tmp_path / "prefix-caching.json").read_text())
     assert [row["load"] for row in document["tables"]["ratios"]][-1] == "no reuse"
