@@ -80,12 +80,7 @@ def hopper_attention(
 
     # 16 bytes a thread.
     COPY_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    dtype: gl.constexpr = q.dtype.element_ty
-    q_shared = gl.allocate_shared_memory(dtype, [BLOCK_M, HEAD_DIM], SHARED)
-    k_shared = gl.allocate_shared_memory(dtype, [DEPTH + 1, BLOCK_N, HEAD_DIM], SHARED)
-    v_shared = gl.allocate_shared_memory(dtype, [DEPTH + 1, BLOCK_N, HEAD_DIM], SHARED)
-    shared = (q_shared, k_shared, v_shared)
+    shared = _allocate(q.dtype.element_ty, BLOCK_M, BLOCK_N, HEAD_DIM, DEPTH)
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, COPY_LAYOUT))
     offs_d = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY_LAYOUT)), 0)
     pages += gl.load(tiles + FIRST_PAGE)
@@ -95,35 +90,51 @@ def hopper_attention(
         gdc_wait()
     if PDL_TRIGGER:
         gdc_launch_dependents()
-    _copy_block(k_shared.index(0), cache[0], kv_row, HEAD_DIM)
-    async_copy.commit_group()
-    for block in gl.static_range(DEPTH):
-        kv_row = _copy_values_and_next_keys(block, kv_row, cache, shared, PAGE_SIZE)
+    kv_row = _copy_first_blocks(kv_row, cache, shared, PAGE_SIZE)
     query, member, is_row = _rows(num_rows, GROUP, BLOCK_GROUP, BLOCK_M, gl.SliceLayout(1, COPY_LAYOUT))
     row = (first_row + query).to(gl.int64) * q_row_stride + (kv_head * GROUP + member) * q_head_stride
     queries = q + gl.expand_dims(row, 1) + offs_d
-    q_shared.store(gl.load(queries, mask=gl.expand_dims(is_row, 1), other=0.0))
+    shared[0].store(gl.load(queries, mask=gl.expand_dims(is_row, 1), other=0.0))
 
     rows_shown = (num_rows, first_row_last_visible, BLOCK_GROUP)
-    acc, m_i, l_i = _attend(kv_row, cache, shared, rows_shown, scale, log2_soft_cap, PAGE_SIZE, WINDOW)
+    sums = _attend(kv_row, cache, shared, rows_shown, scale, log2_soft_cap, PAGE_SIZE, WINDOW)
 
     out += kv_head * GROUP * out_head_stride + first_row.to(gl.int64) * out_row_stride
     strides = (out_row_stride, out_head_stride)
     if num_splits == 1:
-        l_of_acc = gl.expand_dims(gl.convert_layout(l_i, gl.SliceLayout(1, acc.type.layout)), 1)
-        _store_rows(out, acc / l_of_acc, num_rows, strides, GROUP, BLOCK_GROUP)
+        _store_rows(out, _quotient(sums), num_rows, strides, GROUP, BLOCK_GROUP)
     else:
         first_split = gl.load(tiles + FIRST_SPLIT)
         place = (gl.load(tiles + SPLIT) * KV_HEADS + kv_head) * BLOCK_M
-        _store_split(split_acc, split_m, split_l, place, acc, m_i, l_i)
-        # All threads must have written before the count says so.
-        debug_barrier()
-        count = counts + first_split * KV_HEADS + kv_head
-        if gl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1:
-            gl.store(count, 0)
+        _store_split(split_acc, split_m, split_l, place, sums)
+        if _is_last_split(counts + first_split * KV_HEADS + kv_head, num_splits):
             splits = (split_acc, split_m, split_l, (first_split * KV_HEADS + kv_head) * BLOCK_M, num_splits)
             result = _merged_splits(splits, KV_HEADS * BLOCK_M, BLOCK_M, HEAD_DIM, COPY_LAYOUT)
             _store_rows(out, result, num_rows, strides, GROUP, BLOCK_GROUP)
+
+
+@gluon.jit
+def _allocate(
+    dtype: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, DEPTH: gl.constexpr
+):
+    """Shared memory of the queries, and of one block more than DEPTH of keys and of values."""
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    q_shared = gl.allocate_shared_memory(dtype, [BLOCK_M, HEAD_DIM], SHARED)
+    k_shared = gl.allocate_shared_memory(dtype, [DEPTH + 1, BLOCK_N, HEAD_DIM], SHARED)
+    v_shared = gl.allocate_shared_memory(dtype, [DEPTH + 1, BLOCK_N, HEAD_DIM], SHARED)
+    return q_shared, k_shared, v_shared
+
+
+@gluon.jit
+def _copy_first_blocks(kv_row, cache, shared, PAGE_SIZE: gl.constexpr):
+    """Requests DEPTH blocks of values and one more of keys. Returns where the next values lie."""
+    _, k_shared, _ = shared
+    DEPTH: gl.constexpr = k_shared.shape[0] - 1
+    _copy_block(k_shared.index(0), cache[0], kv_row, k_shared.shape[2])
+    async_copy.commit_group()
+    for block in gl.static_range(DEPTH):
+        kv_row = _copy_values_and_next_keys(block, kv_row, cache, shared, PAGE_SIZE)
+    return kv_row
 
 
 @gluon.jit
@@ -288,8 +299,27 @@ def _store_rows(out, result, num_rows, strides, GROUP: gl.constexpr, BLOCK_GROUP
 
 
 @gluon.jit
-def _store_split(split_acc, split_m, split_l, first_place, acc, m_i, l_i):
+def _quotient(sums):
+    """The weighted values over the sums of their weights."""
+    acc, _, l_i = sums
+    return acc / gl.expand_dims(gl.convert_layout(l_i, gl.SliceLayout(1, acc.type.layout)), 1)
+
+
+@gluon.jit
+def _is_last_split(count, num_splits):
+    """Counts this split, and says whether all of its block have been left. Then the count is zero again."""
+    # All threads must have written before the count says so.
+    debug_barrier()
+    is_last = gl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1
+    if is_last:
+        gl.store(count, 0)
+    return is_last
+
+
+@gluon.jit
+def _store_split(split_acc, split_m, split_l, first_place, sums):
     """Leaves the sums of a split, those of unused rows too."""
+    acc, m_i, l_i = sums
     BLOCK_M: gl.constexpr = acc.shape[0]
     LAYOUT: gl.constexpr = acc.type.layout
     place = gl.expand_dims(first_place + gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT)), 1)
