@@ -22,6 +22,7 @@ from punica_serve.cli.bench import (
     prefix_caching,
     prompts,
     serving,
+    start,
     textgen,
 )
 
@@ -52,6 +53,7 @@ app.command("overhead")(overhead.command)
 app.command("prefix-caching")(prefix_caching.command)
 app.command("prompts")(prompts.command)
 app.command("serving")(serving.command)
+app.command("start")(start.command)
 app.command("textgen")(textgen.command)
 
 

@@ -12,6 +12,7 @@ from punica_serve.shapes import SHAPE_NAMES
 
 if TYPE_CHECKING:
     from punica_serve.bench.subject import Subject
+    from punica_serve.config.engine_section import EngineConfig
 
 #: The measured process itself draws the bar, so it does that rarely.
 REFRESH_PER_S = 1.0
@@ -64,24 +65,31 @@ def shard_of(shard: str | None) -> Rank:
     return SINGLE if shard is None else parse_shard(shard)
 
 
+def engine_of(config: Path | None, shape: str | None, device: str | None) -> tuple["EngineConfig", str]:
+    """The engine's config and its first device. Raises ConfigError."""
+    from punica_serve.bench.subject import Subject
+    from punica_serve.config.cluster import load_config
+    from punica_serve.errors import ConfigError
+
+    if shape is not None and config is not None:
+        raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
+    if shape is not None:
+        return Subject.shape_config(shape), device or "cuda:0"
+    cluster = load_config(find_config(config or DEFAULT_CONFIG))
+    return cluster.engine, device or cluster.runner.workers[0]
+
+
 def subject_of(
     config: Path | None, shape: str | None, device: str | None, rank: Rank = SINGLE, tensor_parallel: int = 1
 ) -> "Subject":
     """The engine to measure: a device, one rank of several by itself, or a group. Raises ConfigError."""
     from punica_serve.bench.subject import Subject
-    from punica_serve.config.cluster import load_config
     from punica_serve.config.device_groups import neighbours
     from punica_serve.errors import ConfigError
 
-    if shape is not None and config is not None:
-        raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
+    engine, first = engine_of(config, shape, device)
     if tensor_parallel > 1 and rank.size > 1:
         raise ConfigError("`--shard` measures one rank and `--tensor-parallel` all; give only one", param="shard")
-    if shape is not None:
-        engine, first = Subject.shape_config(shape), device or "cuda:0"
-    else:
-        cluster = load_config(find_config(config or DEFAULT_CONFIG))
-        engine, first = cluster.engine, device or cluster.runner.workers[0]
     if rank.size > 1:
         return Subject.of(engine, first, rank)
     return Subject.of_group(engine, neighbours(first, tensor_parallel))

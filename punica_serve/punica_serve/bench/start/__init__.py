@@ -1,0 +1,1 @@
+"""How long an engine takes to start, on one device and on a group: `punica-serve bench start`."""

@@ -1,0 +1,29 @@
+"""`punica-serve bench start`."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
+from punica_serve.cli.bench.engine_options import EngineConfigOption, EngineDeviceOption, ShapeOption, engine_of
+
+
+def command(
+    config: EngineConfigOption = None,
+    shape: ShapeOption = None,
+    device: EngineDeviceOption = None,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", min=2, max=64, metavar="SIZE", help="Devices of the group.")
+    ] = 2,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Starts of each; results are medians.")] = 3,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Measure how long a group takes to start, beside one device: processes in turn, from their beginning on.
+
+    A start of each comes before, which compiles kernels.
+    """
+    from punica_serve.bench.start.start_run import StartSettings, run
+
+    engine, first = engine_of(config, shape, device)
+    measure(partial(run, StartSettings(engine, first, tensor_parallel, rounds)), out)

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from punica_serve.bench.start.start_run import Start, StartSettings, make_report, run, start_once
+from punica_serve.config.engine_section import EngineConfig
+
+
+def _settings(model: Path, num_rounds: int = 1) -> StartSettings:
+    return StartSettings(EngineConfig(model=model, cpu_threads=1), "cpu", tensor_parallel=2, num_rounds=num_rounds)
+
+
+def test_a_group_and_one_device_are_started_in_turn(tiny_llama: Path) -> None:
+    report = run(_settings(tiny_llama), Progress(disable=True))
+    assert not report.failures
+    one, group = report.tables[0].records
+    assert (one["device"], group["device"]) == ("cpu", "cpu,cpu")
+    for record in (one, group):
+        assert isinstance(record["imports_s"], float)
+        assert isinstance(record["total_s"], float)
+        assert 0 < record["imports_s"] < record["total_s"]
+    assert "joining_s" in group
+    assert report.facts["group over one device"] == pytest.approx(group["total_s"] / one["total_s"], abs=0.006)  # type: ignore[operator]
+
+
+def test_medians_are_compared(tiny_llama: Path) -> None:
+    starts = {
+        "cpu": [Start(total, {"imports": 2.0}) for total in (3.0, 4.0, 50.0)],
+        "cpu,cpu": [Start(total, {"imports": 2.0, "joining": total / 10}) for total in (7.0, 5.0, 6.0)],
+    }
+    report = make_report(_settings(tiny_llama, 3), starts)
+    assert report.tables[0].rows == [("cpu", 4.0, 2.0, 0.0), ("cpu,cpu", 6.0, 2.0, 0.6)]
+    assert report.facts == {"group over one device": 1.5}
+
+
+def test_a_start_that_fails_is_told(tiny_llama: Path, tmp_path: Path) -> None:
+    report = make_report(_settings(tiny_llama), {"cpu": [], "cpu,cpu": []}, ["cpu can't be started"])
+    assert report.failures and not report.facts and not report.tables[0].rows
+    with pytest.raises(RuntimeError, match=r"cpu can't be started: .*config\.json"):
+        start_once(EngineConfig(model=tmp_path), "cpu")
