@@ -3,7 +3,7 @@
 Decoding tokens one by one is wrong in two ways: a character may span up to four tokens, and a token's leading space may
 depend on the one before it. So the newest tokens are decoded together with a few before them, and only the text beyond
 those is new (the two offsets of Hugging Face TGI's detokenizer). A trailing U+FFFD is held back until later tokens
-complete it or make it final.
+complete it or make it final. Most tokens of byte-level vocabularies need none of this (``WholeTexts``).
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
+        self._whole_texts = tokenizer.whole_texts
         #: The newest tokens, without special ones. Starts at the start of a character, unless that is too far back.
         self._window = self._context_of(prompt_ids)
         #: The part of the window's text that was already returned.
@@ -41,6 +42,9 @@ class IncrementalDetokenizer:
 
     def add(self, token_id: int) -> str:
         """Takes the next generated token; returns the text that has become final."""
+        if self._num_whole == len(self._window) and (text := self._whole_texts[token_id]) is not None:
+            self._window, self._given, self._num_whole = [token_id], text, 1
+            return text
         if token_id in self._tokenizer.special_ids:
             return ""
         self._window.append(token_id)

@@ -31,12 +31,16 @@ class GeneratedText:
         self._stops = StopStrings(stops)
         self._end_ids = end_ids
 
+    def add(self, token_id: int) -> tuple[str, bool]:
+        """Takes the next token, behind which others follow; returns its final text, and whether it completes a stop."""
+        text = "" if token_id in self._end_ids else self._detokenizer.add(token_id)
+        return self._stops.feed(text)
+
     def feed(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> TextPiece:
         """Takes the next tokens, and the finish reason if these are the last. Must not be called after an end."""
         pieces = []
         for num_tokens, token_id in enumerate(token_ids, start=1):
-            text = "" if token_id in self._end_ids else self._detokenizer.add(token_id)
-            piece, stopped = self._stops.feed(text)
+            piece, stopped = self.add(token_id)
             pieces.append(piece)
             if stopped:
                 return TextPiece("".join(pieces), num_tokens, "stop")

@@ -17,6 +17,7 @@ from punica_serve.base_model.model_files import read_object
 from punica_serve.errors import InvalidRequest, ModelFileMissing, ModelRejected
 from punica_serve.errors.reasons import reason_of
 from punica_serve.text.chat_template import ChatTemplate
+from punica_serve.text.whole_texts import WholeTexts
 
 #: Special tokens of tokenizer_config.json that chat templates may use by name.
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -43,6 +44,8 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         #: Token id -> byte, if the vocabulary spells unknown characters byte by byte; otherwise empty.
         self.byte_values = _byte_values(backend)
+        #: Texts of tokens that need no decoding in a stream.
+        self.whole_texts = WholeTexts(self.spelled_bytes, self.special_ids)
         #: Number of token ids, added tokens included.
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
