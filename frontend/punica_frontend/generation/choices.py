@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -82,38 +83,47 @@ async def stream_all(
     """Runs plans for one reader: yields frames as they come, each with its plan's index.
 
     Closing it early cancels what still runs. Raises the error of any request that the cluster failed, which ends the
-    others too. ``direct`` writes frames itself while the reader waits: those it writes are not yielded.
+    others too. ``direct`` writes single tokens itself while the reader waits: these are not yielded.
     """
     streams: list[ResponseStream] = []
-    #: Frames that were taken directly and are left to the reader after all; one at most.
-    taken: list[Frame | Exception] = []
+    ready = ReadyStreams()
+    #: The end of a stream that ``pass_on`` met, and leaves to the reader; one at most.
+    met: list[Frame | Exception] = []
 
-    def take_directly(index: int) -> bool:
-        if direct is None or not direct.is_writable or not streams[index].is_plain:
+    def pass_on(index: int, token_id: int) -> bool:
+        encode = direct.encoder(index) if direct is not None and ready.has_waiting_reader else None
+        if direct is None or encode is None:
             return False
+        stream = streams[index]
         try:
-            frame = streams[index].take()
-            if direct.write(index, frame):
-                return True
-            taken.append(frame)
+            text = stream.add(token_id)
+            if isinstance(text, Frame):
+                met.append(text)
+                ready.mark(index)
+            elif text:
+                direct.write(encode(text, stream.num_tokens))
         except Exception as error:  # it is the reader's, and must not end the scheduler's link
-            taken.append(error)
-        return False
+            met.append(error)
+            ready.mark(index)
+        return True
 
-    ready = ReadyStreams(take_directly)
     backlog = Backlog()
     try:
         for index, plan in enumerate(plans):
-            streams.append(await generator.start(plan, ready.marker(index), backlog))
+            streams.append(await generator.start(plan, partial(ready.mark, index), backlog))
+            if direct is not None:
+                streams[index].pass_tokens(partial(pass_on, index))
         num_open = len(plans)
         has_begun = False
         while num_open:
             index = await ready.next()
+            if not streams[index].is_open:  # tokens behind its stop string had queued it again
+                continue
             if not has_begun:  # headers go with the first frame; the requests behind it are counted by then
                 has_begun = True
                 for stream in streams:
                     stream.record_rate_limits()
-            frame = _or_raise(taken.pop()) if taken else streams[index].take()
+            frame = _or_raise(met.pop()) if met else streams[index].take()
             num_open -= frame.finish_reason is not None
             if frame.finish_reason and num_open:
                 # Closed before the reader takes the frame: tokens after a stop string must not queue it again.
@@ -124,10 +134,10 @@ async def stream_all(
             stream.close()
 
 
-def _or_raise(taken: Frame | Exception) -> Frame:
-    if isinstance(taken, Exception):
-        raise taken
-    return taken
+def _or_raise(met: Frame | Exception) -> Frame:
+    if isinstance(met, Exception):
+        raise met
+    return met
 
 
 async def whole_answers(generator: Generator, plans: Sequence[RequestPlan]) -> list[GenerateAnswer]:

@@ -1,32 +1,31 @@
-"""The short way of a stream's frames: from the scheduler's message to the connection, without waking their reader."""
+"""The short way of a stream's tokens: from the scheduler's message to the connection, without waking their reader."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from punica_frontend.generation.answers import Frame
 from punica_frontend.http.body_pieces import PieceWriter
+
+#: Returns the bytes of an event from a token's text and the number of generated tokens so far.
+EncodeText = Callable[[str, int], bytes]
 
 
 class DirectOutput:
-    """Writes frames for a reader that waits for them, once its answer has begun."""
+    """Writes the events of single tokens for a reader that waits for them, once its answer has begun."""
 
-    def __init__(self, encode: Callable[[int, Frame], Iterable[bytes] | None]) -> None:
-        """``encode`` gives the pieces of a frame, from its plan's index; None leaves the frame to the reader."""
-        self._encode = encode
+    def __init__(self, encoder: Callable[[int], EncodeText | None]) -> None:
+        """``encoder`` gives what encodes the tokens of a plan, by its index; None leaves them to the reader for now."""
+        self._encoder = encoder
         self._pieces: PieceWriter | None = None
 
     def open(self, pieces: PieceWriter) -> None:
-        """Lets frames be written."""
+        """Lets events be written."""
         self._pieces = pieces
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether the connection would take a frame now."""
-        return self._pieces is not None and self._pieces.is_writable
+    def encoder(self, index: int) -> EncodeText | None:
+        """Returns what encodes the tokens of a plan. None: they can't be written now, and are the reader's."""
+        pieces = self._pieces
+        return None if pieces is None or not pieces.is_writable else self._encoder(index)
 
-    def write(self, index: int, frame: Frame) -> bool:
-        """Writes a frame if it is writable; returns whether it did, or left the frame to the reader."""
-        if self._pieces is None or (pieces := self._encode(index, frame)) is None:
-            return False
-        for piece in pieces:
-            self._pieces.write(piece)
-        return True
+    def write(self, event: bytes) -> None:
+        """Writes an event from an ``encoder``."""
+        assert self._pieces is not None, "an encoder is given once it is open"
+        self._pieces.write(event)

@@ -74,4 +74,9 @@ class EventStream(Response, Generic[E]):
 
 def event_line(content: object) -> bytes:
     """The bytes of an event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+    return event_of(msgspec.json.encode(content))
+
+
+def event_of(content: bytes) -> bytes:
+    """The bytes of an event from its JSON."""
+    return b"data: %b\n\n" % content

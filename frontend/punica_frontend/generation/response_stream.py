@@ -51,9 +51,25 @@ class ResponseStream:
         return self._text.num_tokens
 
     @property
-    def is_plain(self) -> bool:
-        """Whether ``take`` would return a frame of tokens alone, unless they complete a stop string."""
-        return not (self._live.is_finished or self._live.rate_limits)
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def pass_tokens(self, pass_on: Callable[[int], bool]) -> None:
+        """``pass_on`` may ``add`` a token that comes while no output waits; it returns whether it did."""
+        self._live.direct = pass_on
+
+    def add(self, token_id: int) -> str | Frame:
+        """Counts a token that skips ``take``. Returns its text, or the last frame if it completes a stop string."""
+        try:
+            added = self._text.add(token_id, self._live.num_cached_tokens)
+            self._metrics.add_tokens(1, time.monotonic())
+            self._charge.add_tokens(1)
+            if isinstance(added, Frame):
+                self._metrics.outcome = "stop"
+        except Exception as error:
+            self._metrics.outcome = outcome_of(error)
+            raise
+        return added
 
     def take(self) -> Frame:
         """Returns the next frame. There is none after one with a finish_reason.

@@ -32,6 +32,18 @@ class TextStream:
     def num_prompt_tokens(self) -> int:
         return len(self._request.prompt_ids)
 
+    def add(self, token_id: int, num_cached_tokens: int | None) -> str | Frame:
+        """Takes a single token, behind which others follow. Returns its text, or the last frame if it stops the answer.
+
+        ``num_cached_tokens`` are the prompt's, for the usage.
+        """
+        text, is_stopped = self._text.add(token_id)
+        self.num_tokens += 1
+        if not is_stopped:
+            return text
+        told = usage(self.num_prompt_tokens, self.num_tokens, num_cached_tokens)
+        return Frame(self._answer_id, self.num_tokens - 1, (token_id,), text, "stop", told)
+
     def feed(self, delivery: Delivery) -> Frame:
         """Returns the frame of the next delivery. There is none after one with a finish_reason."""
         index = self.num_tokens

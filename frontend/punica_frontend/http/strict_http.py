@@ -30,11 +30,12 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, MAX_HEADER_BYTES)
         #: Whether the last head was refused only for its HTTP version.
         self.is_unknown_version = False
+        #: A body is being sent in chunks.
         self._sends_chunks = False
 
     def piece(self, data: bytes) -> bytes:
         """The bytes of a piece of a body. Chunks are framed here: h11 takes as long for one as all before it."""
-        if self._sends_chunks and self.our_state is h11.SEND_BODY:
+        if self._sends_chunks:
             return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         return super().send(h11.Data(data=data)) or b""
 
@@ -43,8 +44,7 @@ class StrictConnection(h11.Connection):
         if type(event) is h11.Data:
             return self.piece(event.data)
         sent: bytes | None = super().send(event)
-        if isinstance(event, h11.Response):
-            self._sends_chunks = _CHUNKED in (sent or b"").lower()
+        self._sends_chunks = isinstance(event, h11.Response) and _CHUNKED in (sent or b"").lower()
         return sent
 
     def next_event(self) -> Any:

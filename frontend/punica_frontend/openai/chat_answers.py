@@ -73,12 +73,13 @@ class ChatChunks:
         self._texts = texts
         self._begun: set[int] = set()
         self._usage = usage
-        self._templates = ChunkTemplates(self._plain, usage)
+        #: Its plain chunks.
+        self.templates = ChunkTemplates(self._plain, usage)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[ChatChunk | msgspec.Raw]:
         """Returns the frame's chunk, or none if it has nothing to show yet."""
         if is_plain(frame) and index in self._begun:
-            return (self._templates.json(index, frame),)
+            return (self.templates.of(index, frame),)
         logprobs = None if isinstance(frame.logprobs, msgspec.UnsetType) else chat_logprobs(frame.logprobs, self._texts)
         if not (frame.text or frame.finish_reason or logprobs):
             return []

@@ -6,6 +6,8 @@ from functools import partial
 import msgspec
 
 from punica_frontend.generation.answers import Frame
+from punica_frontend.generation.direct_output import EncodeText
+from punica_frontend.generation.event_stream import event_of
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 
 #: Stands for the text in the model of a chunk.
@@ -36,10 +38,10 @@ class ChunkTemplate:
         else:
             self._middle, self._tail = rest, b""
 
-    def json(self, text: str, usage: ChunkUsage) -> msgspec.Raw:
+    def json(self, text: str, usage: ChunkUsage) -> bytes:
         """Returns the chunk, encoded."""
         told = _encode(usage) if self._has_usage else b""
-        return msgspec.Raw(b"".join((self._head, _encode(text), self._middle, told, self._tail)))
+        return b"".join((self._head, _encode(text), self._middle, told, self._tail))
 
 
 class ChunkTemplates:
@@ -50,11 +52,20 @@ class ChunkTemplates:
         self._chunk = chunk
         self._usage = usage
         self._templates: dict[int, ChunkTemplate] = {}
+        self._encoders: dict[int, EncodeText] = {}
 
-    def json(self, index: int, frame: Frame) -> msgspec.Raw:
-        """Returns the chunk of a plain frame, encoded."""
+    def of(self, index: int, frame: Frame) -> msgspec.Raw:
+        """Returns the chunk of a plain frame."""
         usage = self._usage.after(index, frame)
         template = self._templates.get(index)
         if template is None:
             template = self._templates[index] = ChunkTemplate(partial(self._chunk, index), usage)
-        return template.json(frame.text, usage)
+            self._encoders[index] = self._encoder(index, template)
+        return msgspec.Raw(template.json(frame.text, usage))
+
+    def encoder(self, index: int) -> EncodeText | None:
+        """Returns what encodes plain chunks as events; None before the choice's first plain chunk."""
+        return self._encoders.get(index)
+
+    def _encoder(self, index: int, template: ChunkTemplate) -> EncodeText:
+        return lambda text, num_tokens: event_of(template.json(text, self._usage.so_far(index, num_tokens)))

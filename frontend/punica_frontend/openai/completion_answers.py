@@ -46,12 +46,13 @@ class CompletionChunks:
         self._echoes = list(echoes)
         self._offsets = [0] * len(echoes)
         self._usage = usage
-        self._templates = ChunkTemplates(self._plain, usage)
+        #: Its plain chunks.
+        self.templates = ChunkTemplates(self._plain, usage)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[Completion | msgspec.Raw]:
         """Returns the frame's chunks, or none if it has nothing to show yet. An echo comes first, in its own chunks."""
         if is_plain(frame) and not self._echoes[index]:
-            return (self._templates.json(index, frame),)
+            return (self.templates.of(index, frame),)
         echo, self._echoes[index] = self._echoes[index], ""
         pieces = (echo[start : start + MAX_ECHO_CHARS] for start in range(0, len(echo), MAX_ECHO_CHARS))
         before = self._usage.before(index, frame)

@@ -15,13 +15,13 @@ from punica_frontend.fields.policy import with_ignored
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, json_of
 from punica_frontend.generation.choices import Choices, stream_all, whole_answers
 from punica_frontend.generation.direct_output import DirectOutput
-from punica_frontend.generation.event_stream import EventStream, event_line
+from punica_frontend.generation.event_stream import EventStream
 from punica_frontend.generation.generator import Generator
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 from punica_frontend.openai.best_of import best_of_each
 from punica_frontend.openai.chat_answers import ChatChunk, ChatChunks, ChatCompletion, chat_completion
 from punica_frontend.openai.chat_body import ChatBody
-from punica_frontend.openai.chunk_template import is_plain
+from punica_frontend.openai.chunk_template import ChunkTemplates
 from punica_frontend.openai.completion_answers import Completion, CompletionChunks, completion, completion_choice
 from punica_frontend.openai.completion_body import CompletionBody
 from punica_frontend.openai.error_terms import openai_terms
@@ -39,6 +39,8 @@ _CHAT = {200: answer_or_events(ChatCompletion, ChatChunk), **_REFUSALS}
 
 class Chunks(Protocol):
     """CompletionChunks or ChatChunks."""
+
+    templates: ChunkTemplates
 
     def chunks(self, index: int, frame: Frame) -> Sequence[msgspec.Struct | msgspec.Raw]: ...
 
@@ -109,29 +111,19 @@ async def _whole(request: Request, work: Coroutine[Any, Any, msgspec.Struct], ch
 def _stream(
     generator: Generator, choices: Choices, chunks: Chunks, *, includes_usage: bool, model: str | None
 ) -> Response:
-    num_tokens, ends = 0, dict[int, TokenUsage]()
-
-    def plain_lines(index: int, frame: Frame) -> list[bytes] | None:
-        nonlocal num_tokens
-        if not is_plain(frame):
-            return None
-        num_tokens += len(frame.token_ids)
-        return [event_line(chunk) for chunk in chunks.chunks(index, frame)]
-
-    direct = DirectOutput(plain_lines)
+    direct = DirectOutput(chunks.templates.encoder)
 
     async def events() -> AsyncGenerator[msgspec.Struct | msgspec.Raw, None]:
-        nonlocal num_tokens
+        ends = dict[int, TokenUsage]()
         with openai_terms(model, {}):
             async with aclosing(stream_all(generator, choices.plans, direct)) as frames:
                 async for index, frame in frames:
-                    num_tokens += len(frame.token_ids)
                     if frame.usage:
                         ends[index] = frame.usage
                     for chunk in chunks.chunks(index, frame):
                         yield chunk
         if includes_usage:
-            yield chunks.last(choices.usage(num_tokens, ends))
+            yield chunks.last(choices.usage(sum(end.completion_tokens for end in ends.values()), ends))
 
     stream = EventStream(events(), lambda _, error: {"error": error_object(error)}, direct=direct)
     return with_ignored(stream, choices.ignored_fields)

@@ -30,13 +30,14 @@ class StreamUsage:
 
     def before(self, index: int, frame: Frame) -> ChunkUsage:
         """Returns the usage for a chunk before the tokens of ``frame``; ``index`` is the choice's."""
-        return self._so_far(index, frame.index)
+        return self.so_far(index, frame.index)
 
     def after(self, index: int, frame: Frame) -> ChunkUsage:
         """Returns the usage for a chunk with the tokens of ``frame``; ``index`` is the choice's."""
-        return self._so_far(index, frame.index + len(frame.token_ids))
+        return self.so_far(index, frame.index + len(frame.token_ids))
 
-    def _so_far(self, index: int, num_generated_tokens: int) -> ChunkUsage:
+    def so_far(self, index: int, num_generated_tokens: int) -> ChunkUsage:
+        """Returns the usage for a chunk that ends with this number of tokens; ``index`` is the choice's."""
         if not self.is_included:
             return msgspec.UNSET
         if not self.is_continuous:

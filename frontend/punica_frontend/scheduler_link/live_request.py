@@ -71,6 +71,8 @@ class LiveRequest:
         self.request = request
         self.quota = quota
         self.account = account
+        #: May take a token while no output waits; returns whether it did. None: all tokens wait for ``take``.
+        self.direct: Callable[[int], bool] | None = None
         #: The tenant's remaining quota as the scheduler last sent it, until it is passed on.
         self.rate_limits: RateLimits | None = None
         #: Prompt tokens found in the KvCache, once its first token has come from a GPU that shares pages.
@@ -96,9 +98,16 @@ class LiveRequest:
 
         Raises ProtocolError if tokens are missing, and SlowReader if the backlog is full.
         """
-        if self._ending is not None or position < len(self._generated):
+        num_known = len(self._generated)
+        if self._ending is not None or position < num_known:
             return
-        self._check_no_gap(position)
+        if position > num_known:
+            raise self._gap(position)
+        is_plain = logprobs is None and self.rate_limits is None and not is_last
+        if is_plain and self.direct is not None and self._num_taken == position and self.direct(token_id):
+            self._generated.append(token_id)
+            self._num_taken += 1
+            return
         num_bytes = TOKEN_BYTES if logprobs is None else TOKEN_BYTES * (2 + len(logprobs.top_ids))
         self._backlog.add(num_bytes)
         self._num_untaken_bytes += num_bytes
@@ -119,7 +128,8 @@ class LiveRequest:
         if is_stale:
             self.offer_rest()
             return
-        self._check_no_gap(ending.num_tokens)
+        if ending.num_tokens > len(self._generated):
+            raise self._gap(ending.num_tokens)
         self._finish(ending.reason, ending.error)
 
     def fail(self, error: WireError) -> None:
@@ -165,12 +175,10 @@ class LiveRequest:
         self._backlog.num_bytes -= num_bytes
         self._num_untaken_bytes -= num_bytes
 
-    def _check_no_gap(self, position: int) -> None:
-        expected = len(self._generated)
-        if position > expected:
-            raise ProtocolError(
-                f"request {self.request.request_id} was delivered position {position} instead of {expected}"
-            )
+    def _gap(self, position: int) -> ProtocolError:
+        return ProtocolError(
+            f"request {self.request.request_id} was delivered position {position} instead of {len(self._generated)}"
+        )
 
     def _finish(self, reason: FinishReason, error: WireError | None) -> None:
         self._ending = (reason, error)

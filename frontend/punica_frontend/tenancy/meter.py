@@ -22,8 +22,8 @@ _HOUR_S = 3600
 #: lost, and the log says so.
 MAX_WAITING = 100_000
 
-#: (hour, id and name of the tenant, the adapter's owner, its full name and version), as in Usage.
-_Key = tuple[int, str, str, str | None, str | None, int | None]
+#: (id and name of the tenant, the adapter's owner, its full name and version), as in Usage behind the hour.
+_User = tuple[str, str, str | None, str | None, int | None]
 
 
 @dataclass(slots=True)
@@ -53,23 +53,23 @@ class Meter:
 
     def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
         self._clock_s = clock_s
-        self._counts: dict[_Key, _Counts] = {}
+        self._counts: dict[tuple[int, _User], _Counts] = {}
         self._is_full = False
 
     def begin(self, caller: Caller, adapter: AdapterVersion | None, prompt: BilledPrompt) -> "Charge":
         """Returns the charge of a request that is about to be added."""
-        return Charge(self, caller, adapter, prompt)
+        what = (adapter.tenant_id, adapter.full_name, adapter.version) if adapter else (None, None, None)
+        # The tenant's id, since its name may change owners.
+        return Charge(self, (caller.tenant_id, caller.tenant, *what), prompt)
 
     def take(self) -> list[Usage]:
         """Returns the usage since the last call."""
         counts, self._counts, self._is_full = self._counts, {}, False
-        return [Usage(*key, **asdict(each)) for key, each in counts.items()]
+        return [Usage(hour_s, *user, **asdict(each)) for (hour_s, user), each in counts.items()]
 
-    def counts(self, caller: Caller, adapter: AdapterVersion | None) -> _Counts:
-        """Returns the current counts to add to. The key has the tenant's id, since its name may change owners."""
-        hour_s = int(self._clock_s()) // _HOUR_S * _HOUR_S
-        what = (adapter.tenant_id, adapter.full_name, adapter.version) if adapter else (None, None, None)
-        key = (hour_s, caller.tenant_id, caller.tenant, *what)
+    def counts(self, user: _User) -> _Counts:
+        """Returns the current counts to add to."""
+        key = (int(self._clock_s()) // _HOUR_S * _HOUR_S, user)
         counts = self._counts.get(key)
         if counts is None:
             counts = _Counts()
@@ -84,10 +84,9 @@ class Meter:
 class Charge:
     """The charge of one request."""
 
-    def __init__(self, meter: Meter, caller: Caller, adapter: AdapterVersion | None, prompt: BilledPrompt) -> None:
+    def __init__(self, meter: Meter, user: _User, prompt: BilledPrompt) -> None:
         self._meter = meter
-        self._caller = caller
-        self._adapter = adapter
+        self._user = user
         self._prompt = prompt
         self._has_begun = False
 
@@ -114,4 +113,4 @@ class Charge:
             self._counts().promises += promises
 
     def _counts(self) -> _Counts:
-        return self._meter.counts(self._caller, self._adapter)
+        return self._meter.counts(self._user)

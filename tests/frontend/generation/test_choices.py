@@ -86,29 +86,67 @@ class Pieces:
         self.written.append(piece)
 
 
-async def test_frames_are_written_directly_and_the_others_left_to_the_reader(
+def numbered(text: str, num_tokens: int) -> bytes:
+    return f"{text}{num_tokens}".encode()
+
+
+async def test_single_tokens_are_written_directly_and_all_else_is_the_readers(
     generator: Generator, cluster: EchoCluster
 ) -> None:
     pieces = Pieces()
-    direct = DirectOutput(lambda _, frame: None if frame.text in ("n", "") else [frame.text.encode()])
-    yielded: list[str] = []
+    direct = DirectOutput(lambda _: numbered)
+    yielded: list[Frame] = []
     async with aclosing(stream_all(generator, [await planned(generator, "longest")], direct)) as frames:
         async for _, frame in frames:
-            yielded.append(frame.text)
+            yielded.append(frame)
             direct.open(pieces)
-    assert "".join(yielded) == "ln" and pieces.written == [b"o", b"g", b"e", b"s", b"t"]
+    assert [frame.text for frame in yielded] == ["l", ""] and yielded[-1].usage == usage(7, 8)
+    assert pieces.written == [b"o2", b"n3", b"g4", b"e5", b"s6", b"t7"]
     assert not cluster.live and not cluster.cancelled
+    assert generator.metrics.num_generated_tokens == 8
+
+
+@pytest.mark.parametrize(("is_writable", "has_encoder"), [(False, True), (True, False)])
+async def test_tokens_are_the_readers_if_the_connection_takes_none_or_their_plan_has_no_encoder(
+    generator: Generator, is_writable: bool, has_encoder: bool
+) -> None:
+    pieces = Pieces()
+    pieces.is_writable = is_writable
+    direct = DirectOutput(lambda _: numbered if has_encoder else None)
+    direct.open(pieces)
+    async with aclosing(stream_all(generator, [await planned(generator, "longest")], direct)) as frames:
+        assert "".join([frame.text async for _, frame in frames]) == "longest"
+    assert not pieces.written
+
+
+async def test_a_stop_string_among_tokens_written_directly_ends_the_answer(
+    generator: Generator, cluster: EchoCluster
+) -> None:
+    pieces = Pieces()
+    direct = DirectOutput(lambda _: numbered)
+    plans = [await planned(generator, "longest", stop=["es"]), await planned(generator, "much longer")]
+    ends = {}
+    async with aclosing(stream_all(generator, plans, direct)) as frames:
+        async for index, frame in frames:
+            direct.open(pieces)
+            if frame.finish_reason:
+                assert index not in ends, "tokens behind the stop string came out"
+                ends[index] = frame
+    assert (ends[0].text, ends[0].finish_reason, ends[0].usage) == ("", "stop", usage(7, 6))
+    assert ends[1].finish_reason == "stop" and ends[1].usage == usage(11, 12)
+    assert b"".join(pieces.written).count(b"e") == 1, "only the other answer's"
 
 
 async def test_an_error_while_writing_directly_is_the_readers(generator: Generator, cluster: EchoCluster) -> None:
-    def encode(index: int, frame: Frame) -> list[bytes]:
+    def encode(text: str, num_tokens: int) -> bytes:
         raise ValueError("a bug")
 
-    direct = DirectOutput(encode)
+    direct = DirectOutput(lambda _: encode)
     direct.open(Pieces())
     with pytest.raises(ValueError, match="a bug"):
         async with aclosing(stream_all(generator, [await planned(generator, "42")], direct)) as frames:
-            await anext(frames)
+            async for _ in frames:
+                pass
     assert not cluster.live and len(cluster.cancelled) == 1
 
 
