@@ -63,7 +63,8 @@ def run(
     link.send([WorkerReady(gpu)])
     loop = StepLoop(engine, gpu.uuid, gpu.name, span_sink("worker", otlp_endpoint))
     while True:
-        engine.wait_for_requests()
+        while engine.wait_for_requests():
+            link.send(loop.apply(link.commands()))
         link.send(loop.apply(link.commands()))
         reports, has_run = loop.step()
         link.send(reports)

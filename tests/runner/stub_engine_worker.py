@@ -53,8 +53,8 @@ class Engine:
         nothing: dict[str, tuple[()]] = {"tokens": (), "finished": (), "failures": (), "preempted": ()}
         return SimpleNamespace(has_run=False, batch_size=0, num_adapters=0, **nothing)
 
-    def wait_for_requests(self) -> None:
-        pass
+    def wait_for_requests(self) -> bool:
+        return False
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(0.01)

@@ -7,7 +7,6 @@ recovered requests look the same: the engine prefills prompt and generated token
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -292,14 +291,20 @@ class Engine:
             output = StepOutput(has_run=launched is not None)
         return replace(output, failures=failures + output.failures, preempted=preempted)
 
-    def wait_for_requests(self) -> None:
+    def wait_for_requests(self) -> bool:
         """Waits as long as the device is surely busy, if the next step has room for a request that may come meanwhile.
 
-        To be called before requests are added for the next step. A request then misses no step that begins after it
-        came, and the device notices nothing.
+        To be called before requests are added for the next step, and again after each time that it returns True:
+        something has come, and an adapter that it needs is loaded while the device is busy. A request then misses no
+        step that begins after it came, and the device notices nothing.
         """
-        if self._in_flight is not None and self._requests.has_room:
-            time.sleep(self._clock.time_to_launch_s(self._in_flight.launched_s))
+        if self._in_flight is None or not self._requests.has_room:
+            return False
+        left_s = self._clock.time_to_launch_s(self._in_flight.launched_s)
+        if not left_s or not self._work.wait(left_s):
+            return False
+        self._work.clear()
+        return True
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a step may have something to do, or for the timeout."""

@@ -4,6 +4,7 @@ Engines run on a CPU that overlaps steps as a GPU does (see ``overlapped``), and
 each case comes alone and is shown to occur; `test_engine_fuzz.py` mixes them at random.
 """
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -215,12 +216,13 @@ def test_a_launch_waits_for_a_request_that_it_has_room_for_and_for_none_else(
     make_overlapped: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
     monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.25)
 
     def num_waits(engine: Engine) -> int:
         waits.clear()
-        engine.wait_for_requests()
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._work, "wait", waits.append)
+            assert not engine.wait_for_requests()
         assert waits in ([], [0.25])
         return len(waits)
 
@@ -245,9 +247,13 @@ def test_a_request_that_comes_while_a_launch_waits_is_in_that_step(
     engine.add(_request("a", max_tokens=20))
     for _ in range(3):
         told.step(engine)
-    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: 0.25)
-    monkeypatch.setattr(time, "sleep", lambda _: engine.add(_request("b", max_tokens=20)))
-    engine.wait_for_requests()
+    assert not engine.wait_for_requests(), "nothing has come, and the device is idle soon"
+    monkeypatch.setattr(StepClock, "time_to_launch_s", lambda *_: DEADLINE_S)
+    arrival = threading.Timer(0.05, engine.wake)
+    arrival.start()
+    assert engine.wait_for_requests(), "its wake ends the wait long before the device is idle"
+    arrival.join()
+    engine.add(_request("b", max_tokens=20))
     for _ in range(2):  # one launches b's prefill, the next tells of it
         told.step(engine)
     assert len(told.streams["b"]) == 1
