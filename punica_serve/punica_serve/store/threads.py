@@ -30,7 +30,12 @@ class StoreThreads:
         try:
             async with deadline:
                 await self._free.acquire()
-                return await self._start(function)
+                try:
+                    call = self._start(function)
+                except RuntimeError:  # the system has no thread left for it
+                    self._free.release()
+                    raise
+                return await call
         except TimeoutError as error:
             if not deadline.expired():
                 raise
