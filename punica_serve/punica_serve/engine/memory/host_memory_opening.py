@@ -14,7 +14,7 @@ _WAIT_S = 1.0
 class HostMemoryOpening:
     """The system fills gigabytes with zeros page by page, which takes seconds; only pinning them is left to ``take``.
 
-    Whoever makes it takes the memory, or calls ``close``.
+    Its owner takes the memory, or calls ``close``.
     """
 
     def __init__(self, allocate: Callable[[], HostMemory], *, in_background: bool) -> None:
@@ -30,12 +30,12 @@ class HostMemoryOpening:
 
         Call it once. Raises ConfigError if the memory can't be pinned.
         """
-        allocated, self._allocated = self._allocated, None
-        if allocated is None:
+        if self._allocated is None:
             memory = self._allocate()
         else:
-            while not wait([allocated], _WAIT_S).done:
-                on_wait()
+            while not wait([self._allocated], _WAIT_S).done:
+                on_wait()  # where it raises, ``close`` still finds the memory
+            allocated, self._allocated = self._allocated, None
             memory = allocated.result()
         memory.pin()
         return memory

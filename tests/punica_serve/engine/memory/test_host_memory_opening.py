@@ -52,6 +52,24 @@ def test_its_owner_is_called_while_it_waits() -> None:
     assert HostMemoryOpening(allocate, in_background=True).take(goes_on.set) is not None
 
 
+def test_memory_whose_wait_was_ended_is_closed() -> None:
+    memory, goes_on = _Memory(), threading.Event()
+
+    def allocate() -> HostMemory:
+        assert goes_on.wait(_DEADLINE_S)
+        return memory
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    opening = HostMemoryOpening(allocate, in_background=True)
+    with pytest.raises(KeyboardInterrupt):
+        opening.take(interrupt)
+    opening.close()
+    goes_on.set()
+    assert memory.is_closed.wait(_DEADLINE_S)
+
+
 def test_without_a_thread_it_is_allocated_when_it_is_taken() -> None:
     memories: list[_Memory] = []
 
