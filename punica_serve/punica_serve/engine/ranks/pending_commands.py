@@ -68,7 +68,7 @@ class PendingCommands:
             oldest = next(iter(self._commands.values()), None)
         if oldest is not None and time.monotonic() - oldest.sent_s > COMMAND_TIMEOUT_S:
             late = " and ".join(sorted(oldest.waiting_for))
-            raise RankLost(f"{late} has not ended a command within {COMMAND_TIMEOUT_S:g} s")
+            raise RankLost(f"{late} did not end a command within {COMMAND_TIMEOUT_S:g} s")
 
     def fail(self, loss: Exception) -> None:
         """Fails all commands, those that are added later too."""

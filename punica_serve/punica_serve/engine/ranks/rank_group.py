@@ -66,7 +66,7 @@ class RankGroup:
 
     def hellos(self) -> dict[str, RankHello]:
         """The hellos of all ranks, by name. Raises RankLost, naming those that are late."""
-        hellos = self._await("hello", "started")
+        hellos = self._await("hello", "start")
         return {rank.name: hellos[rank.index] for rank in self.ranks}
 
     def welcome(self, port: int) -> None:
@@ -75,7 +75,7 @@ class RankGroup:
 
     def smallest(self, name: str, value: int) -> int:
         """The smallest value of all ranks. Every rank must ask for it, at the same place of its start."""
-        agreed: int = min(value, *self._await(name, f"said its {name}").values())
+        agreed: int = min(value, *self._await(name, f"say its {name}").values())
         for rank in self.ranks:
             rank.tell(Agreed(name, agreed))
         return agreed
@@ -169,7 +169,7 @@ class RankGroup:
         for rank in self.ranks:
             rank.bell.ring()
 
-    def _await(self, what: str, done: str) -> dict[int, Any]:
+    def _await(self, what: str, do: str) -> dict[int, Any]:
         """The answers of all ranks, by rank. Raises RankLost, naming those that are late."""
         timeout_s = self._settings.ready_timeout_s
         with self._changed:
@@ -178,7 +178,7 @@ class RankGroup:
             self.check()
             late = [rank.name for rank in self.ranks if rank.index not in said]
         if late:
-            raise RankLost(f"{' and '.join(late)} has not {done} within {timeout_s:g} s")
+            raise RankLost(f"{' and '.join(late)} did not {do} within {timeout_s:g} s")
         return said
 
     def _take(self, rank: RankProcess, message: Any) -> None:

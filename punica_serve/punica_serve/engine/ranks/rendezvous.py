@@ -43,7 +43,7 @@ def join(
     group at a time. Raises RankLost for ranks that do not come, by name, and where torch can't join them.
     """
     if late := StartVotes(store, rank).meet("join", timeout_s, check):
-        raise RankLost(f"{' and '.join(late)} has not come to where the ranks meet within {timeout_s:g} s")
+        raise RankLost(f"{' and '.join(late)} did not come to where the ranks meet within {timeout_s:g} s")
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)  # memory that is pinned, and streams of libraries, belong to the current one

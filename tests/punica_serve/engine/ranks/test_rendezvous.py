@@ -12,7 +12,7 @@ _CPU = torch.device("cpu")
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    with pytest.raises(RankLost, match=r"^rank 1 and rank 2 has not come to where the ranks meet within 0\.1 s$"):
+    with pytest.raises(RankLost, match=r"^rank 1 and rank 2 did not come to where the ranks meet within 0\.1 s$"):
         join(open_port(10.0), _CPU, Rank(0, 3), 0.1)
     assert not dist.is_initialized()
 
