@@ -1,6 +1,7 @@
 """Adapters of a gigabyte, valid or not: what registering them costs a frontend's memory, and others' tokens."""
 
 import asyncio
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ LLAMA = Path(str(files("punica_serve.shapes"))) / "llama-2-7b"
 #: Streams of others, and for how long they are watched while nothing else happens.
 NUM_STREAMS = 8
 IDLE_S = 10.0
+#: A delay of ours comes every time; one of a busy machine does not.
+NUM_TRIES = 3
 
 
 @pytest.fixture
@@ -101,11 +104,15 @@ async def test_others_tokens_come_as_evenly_as_without(simulated: UpCluster) -> 
     for pid in [*simulated.processes(), os.getpid()]:
         pin(pid, set(cores[2:]) if pid == frontend else {cores[pid == os.getpid()]})
     request = {"input_ids": [5] * 16, "ignore_eos": True, "max_tokens": 1_000}
-    idle, beside = await gaps_beside(simulated, request, uploads_of("valid", LLAMA, 4)[0])
+    uploads = uploads_of("valid", LLAMA, 4)[0]
+    ratios: list[float] = []
+    while len(ratios) < NUM_TRIES and min(ratios, default=math.inf) > 1.1:
+        idle, beside = await gaps_beside(simulated, request, uploads)
+        p99_idle, p99_beside = (np.percentile(gaps.gaps_s, 99) for gaps in (idle, beside))
+        ratios.append(p99_beside / p99_idle)
     os.sched_setaffinity(0, cores)
-    p99_idle, p99_beside = (np.percentile(gaps.gaps_s, 99) for gaps in (idle, beside))
 
-    assert p99_beside <= 1.1 * p99_idle
+    assert ratios[-1] <= 1.1, f"the p99 of the gaps beside uploads, over that without: {ratios}"
 
 
 def pin(pid: int, cores: set[int]) -> None:
@@ -119,7 +126,7 @@ async def test_the_demo_never_pauses(demo: UpCluster, kind: str) -> None:
     uploads = uploads_of("valid" if kind == "not this model's" else kind, LLAMA, 4)[0]
     request = {"prompt": "42", "ignore_eos": True, "max_tokens": 1_000, "temperature": 0.8}
     excess_s = []
-    for _ in range(3):  # a pause of ours comes every time; one of a busy machine does not
+    for _ in range(NUM_TRIES):
         idle, beside = await gaps_beside(demo, request, uploads)
         excess_s.append(beside.longest_s - idle.longest_s)
         if excess_s[-1] <= 0.1:
