@@ -44,6 +44,17 @@ async def usable(registry: Registry, caller: Caller, name: str) -> AdapterVersio
         raise
 
 
+async def loadable(registry: Registry, caller: Caller, name: str) -> AdapterVersion:
+    """Returns the adapter of this name. Raises as ``usable``, and AdapterRejected for one of another base model."""
+    adapter = await usable(registry, caller, name)
+    try:
+        registry.snapshot.check_served(adapter)
+    except AdapterRejected as error:
+        error.param = "name"
+        raise
+    return adapter
+
+
 async def changeable(registry: Registry, caller: Caller, name: str) -> AdapterVersion:
     """Returns the adapter of this name. Raises AdapterNotFound, and Forbidden if the caller may only use it."""
     adapter = await usable(registry, caller, name)

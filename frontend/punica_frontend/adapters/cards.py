@@ -41,6 +41,8 @@ class AdapterCard(msgspec.Struct, frozen=True, kw_only=True):
     #: The size of its weights.
     num_bytes: int
     base_model: str | None
+    #: The base model that it was registered for; null if that is unknown.
+    registered_for: str | None
     #: Visible only to its owner; null for an upload.
     source_uri: str | None
     pinned: bool
@@ -57,6 +59,8 @@ class RegisteredAdapter(AdapterCard, frozen=True, kw_only=True):
 class PlacedAdapter(AdapterCard, frozen=True, kw_only=True):
     """An adapter and where it is."""
 
+    #: Whether requests may name it here: another service of the same registry may have another base model.
+    served: bool
     #: Null while the scheduler can't be reached.
     residency: Residency | None
 
@@ -106,15 +110,20 @@ def registered_card(adapter: AdapterVersion, caller: Caller, shadows: tuple[str,
     return RegisteredAdapter(**_fields(adapter, caller), shadows=shadows)
 
 
-def placed(adapter: AdapterVersion, caller: Caller, residency: Residency | None) -> PlacedAdapter:
-    return PlacedAdapter(**_fields(adapter, caller), residency=residency)
+def placed(adapter: AdapterVersion, caller: Caller, residency: Residency | None, *, served: bool) -> PlacedAdapter:
+    return PlacedAdapter(**_fields(adapter, caller), served=served, residency=residency)
 
 
 def detail_of(
-    adapter: AdapterVersion, caller: Caller, residency: Residency | None, versions: tuple[AdapterVersion, ...]
+    adapter: AdapterVersion,
+    caller: Caller,
+    residency: Residency | None,
+    versions: tuple[AdapterVersion, ...],
+    *,
+    served: bool,
 ) -> AdapterDetail:
     cards = [card_of(version, caller) for version in versions]
-    return AdapterDetail(**_fields(adapter, caller), residency=residency, versions=cards)
+    return AdapterDetail(**_fields(adapter, caller), served=served, residency=residency, versions=cards)
 
 
 def _fields(adapter: AdapterVersion, caller: Caller) -> dict[str, Any]:
@@ -128,6 +137,7 @@ def _fields(adapter: AdapterVersion, caller: Caller) -> dict[str, Any]:
         "ranks": adapter.ref.ranks,
         "num_bytes": adapter.ref.num_bytes,
         "base_model": adapter.base_model,
+        "registered_for": adapter.registered_for.name if adapter.registered_for else None,
         "source_uri": adapter.source_uri if is_owner else None,
         "pinned": adapter.pinned,
         "created_at": int(adapter.created_s),

@@ -117,7 +117,9 @@ class Generator:
         if lora_id is None or lora_id == self._base_name:
             return None
         try:
-            return await self._registry.adapter(caller.tenant_id, lora_id, is_admin=caller.is_admin)
+            adapter = await self._registry.adapter(caller.tenant_id, lora_id, is_admin=caller.is_admin)
+            self._registry.snapshot.check_served(adapter)
+            return adapter
         except AdapterRejected as error:
             raise AdapterRejected(f"`lora_id`: {error.message}", param="lora_id") from None
 

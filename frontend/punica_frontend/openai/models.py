@@ -26,9 +26,11 @@ def models_router(generator: Generator, registry: Registry, cards: CardMaker) ->
 
     @router.get("/v1/models", summary="List the models", response_class=Response, responses=_LIST)
     async def models(request: Request) -> Response:
-        """Lists the base model, then every adapter that the caller may use, under the caller's name for it."""
+        """Lists the base model, then every adapter of it that the caller may use, under the caller's name for it."""
         caller = caller_of(request)
-        adapters = registry.snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
+        snapshot = registry.snapshot
+        usable = snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
+        adapters = filter(snapshot.serves, usable)
         return json_of(ModelList([cards.of_base(), *cards_of(adapters, caller)]))
 
     @router.get("/v1/models/{model:path}", summary="One model", response_class=Response, responses=_ONE)

@@ -37,10 +37,13 @@ def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
     async def list_adapters(request: Request, limit: Limit = MAX_PAGE, after: After = None) -> Response:
         """Lists the adapters that you may use, and where each is."""
         caller = caller_of(request)
-        adapters = registry.snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
+        snapshot = registry.snapshot
+        adapters = snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
         page, has_more = page_of(adapters, limit, after)
         where = await residencies(client, {adapter.ref.digest for adapter in page})
-        cards = [placed(adapter, caller, where[adapter.ref.digest]) for adapter in page]
+        cards = [
+            placed(adapter, caller, where[adapter.ref.digest], served=snapshot.serves(adapter)) for adapter in page
+        ]
         return json_of(AdapterList(cards, has_more))
 
     @router.get(
@@ -56,7 +59,8 @@ def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
         with suppress(RegistryUnavailable):  # the snapshot has the served version
             versions = await registry.versions(adapter.tenant_id, adapter.name)
         where = await residency(client, adapter.ref.digest)
-        return json_of(detail_of(adapter, caller, where, versions or (adapter,)))
+        served = registry.snapshot.serves(adapter)
+        return json_of(detail_of(adapter, caller, where, versions or (adapter,), served=served))
 
     return router
 

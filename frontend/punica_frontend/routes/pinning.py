@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 
-from punica_frontend.adapters.addresses import changeable, usable
+from punica_frontend.adapters.addresses import changeable, loadable
 from punica_frontend.adapters.bodies import AdapterPath, PrefetchBody
 from punica_frontend.adapters.cards import PlacedAdapter, Prefetch, placed
 from punica_frontend.adapters.residency import residency
@@ -17,7 +17,7 @@ from punica_serve.registry.registry import Registry
 
 _PATH = "/v1/adapters/{name:path}"
 _PLACED: Responses = {200: json_answer(PlacedAdapter, "The adapter."), **refusals(404, 409)}
-_PREFETCH: Responses = {202: json_answer(Prefetch, "It is being loaded."), **refusals(404)}
+_PREFETCH: Responses = {202: json_answer(Prefetch, "It is being loaded."), **refusals(400, 404)}
 
 
 def pinning_router(registry: Registry, client: SchedulerClient) -> APIRouter:
@@ -37,7 +37,7 @@ def pinning_router(registry: Registry, client: SchedulerClient) -> APIRouter:
     async def prefetch(request: Request, name: AdapterPath, body: PrefetchBody | None = None) -> Response:
         """Loads the adapter to the given GPUs, or to all without a body. `residency` shows where it is."""
         caller = caller_of(request)
-        adapter = await usable(registry, caller, name)
+        adapter = await loadable(registry, caller, name)
         gpus = body.gpus if body else None
         await client.prefetch(adapter.ref, gpus or ())
         return json_of(Prefetch(adapter.full_name, gpus), 202)
@@ -51,6 +51,7 @@ async def _set_pinned(
     caller = caller_of(request)
     adapter = await changeable(registry, caller, name)
     adapter = await registry.set_pinned(adapter.tenant_id, adapter.name, pinned, by=caller.name)
-    with suppress(ClusterUnavailable):  # the reconciler sends it to the cluster later
-        await client.prefetch(adapter.ref, pin=pinned)
-    return json_of(placed(adapter, caller, await residency(client, adapter.ref.digest)))
+    if served := registry.snapshot.serves(adapter):
+        with suppress(ClusterUnavailable):  # the reconciler sends it to the cluster later
+            await client.prefetch(adapter.ref, pin=pinned)
+    return json_of(placed(adapter, caller, await residency(client, adapter.ref.digest), served=served))

@@ -20,7 +20,7 @@ from punica_serve.registry.names import (
     is_adapter_name,
 )
 from punica_serve.registry.reading import AnyRow, adapter_of, tenant_of, with_tenant
-from punica_serve.registry.records import AdapterVersion, Grant, Tenant
+from punica_serve.registry.records import AdapterVersion, Grant, ServedBase, Tenant
 from punica_serve.registry.tables import adapters, grants, tenants
 from punica_serve.registry.tenant_changes import live_owner, live_tenant
 
@@ -37,6 +37,7 @@ async def register(
     source_uri: str | None,
     base_model: str | None,
     chat_template: str | None,
+    registered_for: ServedBase | None,
     must_be_new: bool,
 ) -> AdapterVersion:
     """Registers the next version of a name, which is served from now on. Equal bytes don't make a new version."""
@@ -55,6 +56,7 @@ async def register(
         "source_uri": source_uri,
         "base_model": base_model,
         "chat_template": chat_template,
+        **_base_columns(registered_for),
     }
     if current and current.ref.digest == ref.digest:
         return await _describe(change, current, about)
@@ -165,12 +167,17 @@ async def _describe(change: Change, current: AdapterVersion, about: dict[str, An
         "source_uri": current.source_uri,
         "base_model": current.base_model,
         "chat_template": current.chat_template,
+        **_base_columns(current.registered_for),
     }
     if about == known:
         return current
     await _update(change, current, about)
     await change.log("adapter.describe", current.tenant_id, current.name, source_uri=about["source_uri"])
     return await _current(change, current.tenant_id, current.name)
+
+
+def _base_columns(base: ServedBase | None) -> dict[str, str | None]:
+    return {"base_name": base.name if base else None, "base_shape": base.shape if base else None}
 
 
 async def _update(change: Change, current: AdapterVersion, values: dict[str, Any]) -> None:

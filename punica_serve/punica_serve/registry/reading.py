@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from punica_serve.protocol import AdapterRef, Slo, TenantQuota
 from punica_serve.registry.names import is_adapter_name
-from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
+from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, ServedBase, Tenant
 from punica_serve.registry.snapshot import Changes, RegistrySnapshot
 from punica_serve.registry.tables import adapters, counter, grants, keys, tenants
 
@@ -92,4 +92,5 @@ def adapter_of(row: AnyRow) -> AdapterVersion:
         chat_template=row.chat_template,
         pinned=row.pinned,
         created_s=row.created_s,
+        registered_for=ServedBase(row.base_name, row.base_shape) if row.base_shape else None,
     )

@@ -10,6 +10,16 @@ Role = Literal["admin", "user"]
 
 
 @dataclass(frozen=True, slots=True)
+class ServedBase:
+    """The base model of a service. Services of several base models may share a registry."""
+
+    #: Its name in the API.
+    name: str
+    #: Equal for base models that the same adapters fit.
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterVersion:
     """The newest version of an adapter, which requests for its name get."""
 
@@ -29,6 +39,8 @@ class AdapterVersion:
     #: Stays in the host memory of every runner, and leaves a GPU only for adapters in use.
     pinned: bool
     created_s: float
+    #: The base model that it was checked for; None if that is unknown.
+    registered_for: ServedBase | None = None
 
     @property
     def full_name(self) -> str:

@@ -139,6 +139,7 @@ class Registry:
                 source_uri=source_uri,
                 base_model=base_model,
                 chat_template=chat_template,
+                registered_for=self._shared.base,
                 must_be_new=must_be_new,
             )
         return version

@@ -1,5 +1,6 @@
 """The adapters of the config file, which everybody may use. They exist in that file only, not in the database."""
 
+import hashlib
 import logging
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +15,14 @@ from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import AdapterRejected, InvalidRequest, PunicaError, StoreUnavailable
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.names import SHARED_TENANT, check_adapter_name
-from punica_serve.registry.records import AdapterVersion
+from punica_serve.registry.records import AdapterVersion, ServedBase
 from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.store.validator import read_chat_template
 
 #: Adapters that are checked at once.
 _NUM_READERS = 4
+#: Enough to tell base models apart.
+_NUM_SHAPE_DIGITS = 16
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,18 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
             **{name: result for name, result in results.items() if isinstance(result, AdapterVersion)},
         },
         rejected={name: result for name, result in results.items() if isinstance(result, AdapterRejected)},
+        base=served_base(config.engine.served_name, model),
     )
+
+
+def served_base(name: str, model: ModelConfig) -> ServedBase:
+    """The base model of a service, which calls it ``name``, for comparison with those of other services."""
+    spec = model.spec
+    modules = [
+        (module.name, module.in_features, module.out_features) for group in spec.groups for module in group.projections
+    ]
+    shape = repr((spec.num_layers, modules, model.vocab_size, model.hidden_size))
+    return ServedBase(name, hashlib.sha256(shape.encode()).hexdigest()[:_NUM_SHAPE_DIGITS])
 
 
 def _refused(name: str, error: PunicaError) -> AdapterRejected:

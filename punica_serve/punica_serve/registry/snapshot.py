@@ -21,7 +21,7 @@ from punica_serve.registry.names import (
     no_such_tenant,
     tenant_is_gone,
 )
-from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
+from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, ServedBase, Tenant
 
 T = TypeVar("T")
 
@@ -31,10 +31,14 @@ _AdapterKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class SharedAdapters:
-    """The adapters of the config file, and the reasons why some of them are not served. Never in the database."""
+    """A service's own: its base model, the adapters of its config file, and why some are not served. Not in the
+    database.
+    """
 
     versions: Mapping[str, AdapterVersion] = field(default_factory=dict)
     rejected: Mapping[str, AdapterRejected] = field(default_factory=dict)
+    #: None in a process that serves nothing.
+    base: ServedBase | None = None
 
     def has(self, tenant_id: str, name: str) -> bool:
         return tenant_id == SHARED_TENANT and (name in self.versions or name in self.rejected)
@@ -107,6 +111,23 @@ class RegistrySnapshot:
             )
         return found
 
+    def serves(self, adapter: AdapterVersion) -> bool:
+        """Whether the adapter fits this service's base model, as far as is known: another service's may be listed."""
+        base, others = self.shared.base, adapter.registered_for
+        return base is None or others is None or others.shape == base.shape
+
+    def check_served(self, adapter: AdapterVersion) -> None:
+        """Raises AdapterRejected for an adapter of another service's base model, with both models' names."""
+        if self.serves(adapter):
+            return
+        assert self.shared.base and adapter.registered_for
+        ours, theirs = self.shared.base.name, adapter.registered_for.name
+        raise AdapterRejected(
+            f"adapter {adapter.full_name!r} was registered for the base model {theirs!r}, and this service's is"
+            f" {ours!r}, of another shape; ask the service of {theirs!r}, or register an adapter of {ours!r} here",
+            param="lora_id",
+        )
+
     def adapters(self, caller_id: str, *, is_admin: bool = False) -> tuple[AdapterVersion, ...]:
         """All adapters that the caller may use: the config file's first, then by full name."""
         rows = [
@@ -133,7 +154,8 @@ class RegistrySnapshot:
         return tuple(full_name(self.tenant_of(owner_id).name, adapter.name) for owner_id in hidden)
 
     def pinned(self) -> tuple[AdapterVersion, ...]:
-        return tuple(adapter for adapter in self._adapters.values() if adapter.pinned)
+        """Those of this service's base model."""
+        return tuple(adapter for adapter in self._adapters.values() if adapter.pinned and self.serves(adapter))
 
     def digests(self) -> frozenset[str]:
         """Digests of all served adapters."""

@@ -79,6 +79,9 @@ adapters = Table(
     Column("invocation", JSON, nullable=False),
     Column("source_uri", Text),
     Column("base_model", Text),
+    # The service's base model at the registration; null for an adapter of an older version of punica-serve.
+    Column("base_name", Text),
+    Column("base_shape", Text),
     Column("chat_template", Text),
     Column("pinned", Boolean, nullable=False),
     Column("created_s", Double, nullable=False),

@@ -1,5 +1,8 @@
 """GET /v1/models and /v1/models/{model}, and which names lead where for whom."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import httpx
 import openai
 import pytest
@@ -7,13 +10,21 @@ from openai.types import Model
 
 from echo_cluster import EchoCluster
 from punica_frontend.tenancy.authenticator import AuthMode
+from punica_serve.config.registry_section import sqlite_url
 from punica_serve.protocol import AdapterRef, TenantQuota
+from punica_serve.registry.records import ServedBase
 from punica_serve.registry.registry import Registry
+from punica_serve.registry.snapshot import SharedAdapters
 
 
 @pytest.fixture
 def auth_mode() -> AuthMode:
     return "keys"
+
+
+@pytest.fixture
+def shared(shared: SharedAdapters) -> SharedAdapters:
+    return replace(shared, base=ServedBase("numbers", "its shape"))
 
 
 @pytest.fixture
@@ -115,3 +126,29 @@ async def test_the_official_client(official: openai.AsyncOpenAI, secrets: dict[s
         await client.models.retrieve("rival/tone")
     with pytest.raises(openai.AuthenticationError):
         await official.models.list()
+
+
+async def test_an_adapter_of_another_services_base_model_is_not_offered_and_refused_with_both_names(
+    client: httpx.AsyncClient, secrets: dict[str, str], registry: Registry, tmp_path: Path
+) -> None:
+    """Two services share the registry."""
+    base = ServedBase("letters", "another shape")
+    other = await Registry.open(sqlite_url(tmp_path / "registry.db"), shared=SharedAdapters(base=base), deadline_s=60.0)
+    acme = registry.snapshot.tenant("acme").tenant_id
+    await other.register(acme, "theirs", AdapterRef("theirs", "/theirs", 1, {"q_proj": 8}), by="the test")
+    await other.close()
+    await registry.refresh()
+    assert await ids(client, secrets["acme"]) == ["numbers", "roman", "tone"]
+    headers = {"Authorization": f"Bearer {secrets['acme']}"}
+    answers = [
+        await client.get("/v1/models/theirs", headers=headers),
+        await client.post("/v1/completions", json={"model": "theirs", "prompt": "1"}, headers=headers),
+        await client.post("/v1/generate", json={"lora_id": "theirs", "prompt": "1"}, headers=headers),
+        await client.post("/v1/adapters/theirs/prefetch", json={}, headers=headers),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400, answer.text
+        assert "the base model 'letters', and this service's is 'numbers'" in answer.json()["error"]["message"]
+    cards = (await client.get("/v1/adapters", headers=headers)).json()["data"]
+    told = {card["name"]: (card["registered_for"], card["served"]) for card in cards}
+    assert told == {"roman": (None, True), "tone": ("numbers", True), "theirs": ("letters", False)}

@@ -4,9 +4,17 @@ import asyncio
 
 import pytest
 
-from punica_serve.errors import AdapterLimitReached, AdapterNotFound, Conflict, Forbidden, InvalidRequest, PunicaError
+from punica_serve.errors import (
+    AdapterLimitReached,
+    AdapterNotFound,
+    AdapterRejected,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    PunicaError,
+)
 from punica_serve.registry.names import check_text
-from punica_serve.registry.records import AdapterVersion
+from punica_serve.registry.records import AdapterVersion, ServedBase
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.snapshot import SharedAdapters
 from registries import NO_QUOTA, Clock, OpenRegistry, ref_of
@@ -293,3 +301,42 @@ async def test_changes_of_all_kinds_at_once_leave_one_truth(open_registry: OpenR
     first, *others = [await registry.refresh() for registry in registries]
     assert all(first == other for other in others)
     assert not first.digests()
+
+
+async def test_an_adapter_of_another_services_base_model_is_refused_with_both_names(
+    open_registry: OpenRegistry,
+) -> None:
+    small = await open_registry(shared=SharedAdapters(base=ServedBase("small", "a shape")))
+    large = await open_registry(shared=SharedAdapters(base=ServedBase("large", "another shape")))
+    ours = await large.register("default", "ours", ref_of("o"), by="me")
+    theirs = await small.register("default", "theirs", ref_of("t"), by="me")
+    await small.set_pinned("default", "theirs", True, by="me")
+    await large.set_pinned("default", "ours", True, by="me")
+    snapshot = await large.refresh()
+    assert [adapter.name for adapter in snapshot.adapters("default")] == ["ours", "theirs"], "both can be managed"
+    assert (snapshot.serves(ours), snapshot.serves(theirs)) == (True, False)
+    assert [adapter.name for adapter in snapshot.pinned()] == ["ours"]
+    with pytest.raises(AdapterRejected, match="registered for the base model 'small', and this service's is 'large'"):
+        snapshot.check_served(theirs)
+    small.snapshot.check_served(theirs)
+
+
+async def test_an_adapter_of_an_unknown_base_model_is_served_until_it_is_registered_again(
+    open_registry: OpenRegistry,
+) -> None:
+    """As one that an older version of punica-serve has registered."""
+    old = await open_registry()
+    large = await open_registry(shared=SharedAdapters(base=ServedBase("large", "its shape")))
+    version = await old.register("default", "x", ref_of("a"), by="me")
+    assert version.registered_for is None and (await large.refresh()).serves(version)
+    again = await large.register("default", "x", ref_of("a"), by="me")
+    assert (again.version, again.registered_for) == (1, ServedBase("large", "its shape"))
+
+
+async def test_a_base_model_of_another_name_and_the_same_shape_has_the_same_adapters(
+    open_registry: OpenRegistry,
+) -> None:
+    one = await open_registry(shared=SharedAdapters(base=ServedBase("v1", "shape")))
+    other = await open_registry(shared=SharedAdapters(base=ServedBase("v2", "shape")))
+    version = await one.register("default", "x", ref_of("a"), by="me")
+    assert (await other.refresh()).serves(version)

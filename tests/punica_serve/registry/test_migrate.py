@@ -64,7 +64,7 @@ async def test_a_database_of_an_older_version_is_brought_along(empty_url: str) -
     await registry.register(owner, "x", ref_of("a"), by="me")
     async with registry._database.writing() as connection:  # as the first version left it
         await connection.exec_driver_sql("ALTER TABLE tenants DROP COLUMN suspended")
-        for name in ("scalings", "invocation"):
+        for name in ("scalings", "invocation", "base_name", "base_shape"):
             await connection.exec_driver_sql(f"ALTER TABLE adapters DROP COLUMN {name}")
         for name in ("slo_first_token_s", "slo_time_per_token_s"):
             await connection.exec_driver_sql(f"ALTER TABLE tenants DROP COLUMN {name}")

@@ -13,7 +13,8 @@ from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig, read_model_config
 from punica_serve.config.cluster import ClusterConfig, parse_config
-from punica_serve.registry.shared import shared_adapters
+from punica_serve.registry.shared import served_base, shared_adapters
+from tiny_config import tiny_config
 
 
 @pytest.fixture(scope="session")
@@ -109,3 +110,10 @@ def test_one_that_the_lora_pool_could_not_hold_is_refused(
     folders["large"] = write_random_adapter(tmp_path / "large", model, rank=9, seed=0)
     config = config_of(folders, engine={"model": "base", "num_lora_pages": 1})
     assert set(shared_adapters(config, model).rejected) == {"large"}
+
+
+def test_base_models_are_told_apart_by_what_adapters_must_fit() -> None:
+    ours = served_base("ours", tiny_config())
+    assert (ours.name, ours.shape) == ("ours", served_base("renamed", tiny_config(name="renamed")).shape)
+    for change in ({"num_hidden_layers": 3}, {"intermediate_size": 48}, {"vocab_size": 128}):
+        assert served_base("ours", tiny_config(**change)).shape != ours.shape

@@ -20,9 +20,15 @@ def adapter_table(adapters: Iterable[dict[str, Any]]) -> Table:
             str(max(adapter["ranks"].values())),
             f"{adapter['num_bytes'] / _MIB:.1f}",
             *_counts(adapter["residency"]),
-            "pinned" if adapter["pinned"] else "",
+            _remarks(adapter),
         )
     return table
+
+
+def _remarks(adapter: dict[str, Any]) -> Text:
+    """Whether it is pinned, and for which base model it is if that is another service's."""
+    others = "" if adapter["served"] else f"for {adapter['registered_for']}"
+    return Text(", ".join(filter(None, ("pinned" if adapter["pinned"] else "", others))))
 
 
 def _counts(residency: dict[str, Any] | None) -> list[str]:

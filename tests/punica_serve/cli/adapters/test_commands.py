@@ -18,6 +18,8 @@ ROMAN = {
     "ranks": {"q_proj": 8, "v_proj": 16},
     "num_bytes": 3 << 20,
     "digest": "ab" * 32,
+    "registered_for": "numbers",
+    "served": True,
     "pinned": True,
     "shadows": ["shared/roman"],
     "residency": {"gpus": ["GPU-1"], "hosts": ["GPU-1", "GPU-2"], "disks": []},
@@ -102,12 +104,12 @@ def test_the_frontends_address_comes_from_the_environment(
 
 
 def test_the_list_is_read_page_by_page(cli: Cli, frontend: StubFrontend) -> None:
-    unknown = {**ROMAN, "full_name": "acme/greek", "residency": None, "pinned": False}
+    unknown = {**ROMAN, "full_name": "acme/greek", "residency": None, "pinned": False, "served": False}
     frontend.answers = [(200, {"data": [ROMAN], "has_more": True}), (200, {"data": [unknown], "has_more": False})]
     outcome = cli("adapters", "list", "--url", frontend.url)
     roman, greek = (line.split() for line in outcome.stdout.splitlines() if "acme/" in line)
     assert roman == ["acme/roman", "2", "16", "3.0", "1", "2", "0", "pinned"]
-    assert greek == ["acme/greek", "2", "16", "3.0", "?", "?", "?"]
+    assert greek == ["acme/greek", "2", "16", "3.0", "?", "?", "?", "for", "numbers"]
     assert frontend.requests == ["GET /v1/adapters?limit=1000", "GET /v1/adapters?limit=1000&after=acme%2Froman"]
 
 
