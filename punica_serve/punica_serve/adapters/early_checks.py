@@ -1,4 +1,4 @@
-"""What is wrong with an adapter as far as its weights need not be read, so that nobody waits for what is refused."""
+"""Refuses an adapter for all that is wrong without a look at its weights, so that nobody waits for them in vain."""
 
 import os
 from collections.abc import Mapping
@@ -6,17 +6,22 @@ from pathlib import Path
 
 from punica_serve.adapters.base_modules import ALONE, WRAPPED
 from punica_serve.adapters.file_reading import naming
-from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, parse_for_base, read_config, unreadable
+from punica_serve.adapters.folder import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    open_weights,
+    parse_for_base,
+    read_config,
+    unreadable,
+)
 from punica_serve.adapters.matching import match_targets
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.adapters.pool_fit import check_limits
 from punica_serve.adapters.safetensors_file import list_tensors, read_header
 from punica_serve.adapters.targets import base_modules
-from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.base_model.lora_layout import LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
-from punica_serve.errors.plain_files import open_plain
 
 
 def check_config(folder: Path, model: ModelConfig, limits: LoraLimits, *, strict_base: bool) -> None:
@@ -28,7 +33,8 @@ def check_config(folder: Path, model: ModelConfig, limits: LoraLimits, *, strict
     try:
         with naming(folder / CONFIG_NAME):
             config = parse_for_base(read_config(folder), model, strict_base=strict_base)
-            check_limits({"all its modules": _lowest_rank(config)}, limits)
+            modules = "all its modules, or a higher one" if config.rank_pattern else "all its modules"
+            check_limits({modules: _lowest_rank(config)}, limits)
             if not config.has_expressions:
                 _check_targets(config, model, limits)
     except OSError as error:
@@ -40,11 +46,8 @@ def check_weights_file(folder: Path) -> None:
 
     Raises AdapterRejected, which names the file.
     """
-    path = folder / WEIGHTS_NAME
     try:
-        if not os.path.exists(path):
-            refuse_unsupported_weights(os.listdir(folder), where=f"{folder}/")
-        with naming(path), open_plain(path) as file:
+        with open_weights(folder) as file, naming(folder / WEIGHTS_NAME):
             num_bytes = os.fstat(file.fileno()).st_size
             list_tensors(read_header(file, num_bytes), num_bytes)
     except OSError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import TypeVar
 
@@ -69,11 +70,7 @@ def read_adapter(
         config_bytes = read_config(folder)
         with naming(folder / CONFIG_NAME):
             config = parse_for_base(config_bytes, model, strict_base=strict_base)
-        if not os.path.exists(folder / WEIGHTS_NAME):
-            refuse_unsupported_weights(os.listdir(folder), where=f"{folder}/")
-        with naming(folder / WEIGHTS_NAME):
-            file = open_plain(folder / WEIGHTS_NAME)
-        with file:
+        with open_weights(folder) as file:
             with naming(folder / WEIGHTS_NAME):
                 num_bytes = os.fstat(file.fileno()).st_size
                 header = read_header(file, num_bytes)
@@ -202,6 +199,15 @@ def read_config(folder: Path) -> bytes:
         raise FileNotFoundError(errno.ENOENT, "no such folder, or not readable", str(folder / CONFIG_NAME))
     with naming(folder / CONFIG_NAME), open_plain(folder / CONFIG_NAME) as file:
         return read_bytes(file)
+
+
+def open_weights(folder: Path) -> BufferedReader:
+    """The weights in a PEFT folder. Raises OSError, which names the file, and AdapterRejected for another format."""
+    path = folder / WEIGHTS_NAME
+    if not os.path.exists(path):
+        refuse_unsupported_weights(os.listdir(folder), where=f"{folder}/")
+    with naming(path):
+        return open_plain(path)
 
 
 def _check_base_class(config: PeftConfig, model: ModelConfig) -> None:

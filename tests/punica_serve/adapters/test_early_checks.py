@@ -1,4 +1,4 @@
-"""What an adapter is refused for before its weights are read, and what is left to them."""
+"""The reasons to refuse an adapter before its weights are read, and those that are left to them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def check(folder: Path, model: ModelConfig, *, strict_base: bool = False) -> Non
         ({"peft_type": "IA3"}, "only 'LORA' is served"),
         ({"unknown": 1}, "`unknown` is 1, which can't be applied"),
         ({"r": 129}, "the adapter has rank 129 in all its modules, .* raise `engine.max_lora_rank` to 129"),
-        ({"r": 200, "rank_pattern": {"q_proj": 160}}, "rank 160 in all its modules"),
+        ({"r": 200, "rank_pattern": {"q_proj": 160}}, "rank 160 in all its modules, or a higher one, and"),
         ({"target_modules": ["c_attn"]}, "names `c_attn`, which the base model does not have"),
         ({"target_modules": ["model.layers.9.self_attn.q_proj"]}, "which the base model does not have"),
         ({"target_modules": ["lm_head"]}, "the adapter updates lm_head, and `engine.lora_vocabulary` is false"),
