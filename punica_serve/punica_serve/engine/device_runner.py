@@ -24,7 +24,7 @@ from punica_serve.models.model import Model
 from punica_serve.numbers import counted
 from punica_serve.process.start_clock import Progress, no_progress
 
-#: What only GPUs need: it imports Triton.
+#: Modules that only GPUs need. They import Triton.
 _CUDA_MODULES = ("punica_serve.engine.cuda.attention_backend", "punica_serve.engine.cuda.cuda_runner")
 
 

@@ -147,7 +147,7 @@ class GpuIndex:
     def soonest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
         """Those without a free place whose next one becomes free soon, and with pages for so many tokens.
 
-        The one that has told so first is first.
+        The one that has told so first is first. The index must not change while an iterator of it is used further.
         """
         if self._max_ending_room < num_tokens:
             return

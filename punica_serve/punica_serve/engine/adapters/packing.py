@@ -132,7 +132,7 @@ def _places(ranks: Mapping[str, int], model: ModelConfig, dtype: torch.dtype) ->
 
 @lru_cache(_MAX_KINDS)
 def _places_of(pages: tuple[tuple[LoraGroup, int], ...], model: ModelConfig, dtype: torch.dtype) -> tuple[_Place, ...]:
-    """Kept, since they are asked for several times before a load's first read."""
+    """The places for so many pages of each group: asked for several times before a load's first read, so kept."""
     places: list[_Place] = []
     start, rows = 0, LORA_PAGE_RANKS
     for name, num_pages in pages:
