@@ -64,9 +64,10 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
 def served_base(name: str, model: ModelConfig) -> ServedBase:
     """The base model of a service, which calls it ``name``, for comparison with those of other services."""
     spec = model.spec
-    modules = [
+    # Sorted: registries keep the shape, so it must not change with the order in which a release stacks modules.
+    modules = sorted(
         (module.name, module.in_features, module.out_features) for group in spec.groups for module in group.projections
-    ]
+    )
     shape = repr((spec.num_layers, modules, model.vocab_size, model.hidden_size))
     return ServedBase(name, hashlib.sha256(shape.encode()).hexdigest()[:_NUM_SHAPE_DIGITS])
 

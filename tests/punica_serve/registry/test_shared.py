@@ -117,3 +117,8 @@ def test_base_models_are_told_apart_by_what_adapters_must_fit() -> None:
     assert (ours.name, ours.shape) == ("ours", served_base("renamed", tiny_config(name="renamed")).shape)
     for change in ({"num_hidden_layers": 3}, {"intermediate_size": 48}, {"vocab_size": 128}):
         assert served_base("ours", tiny_config(**change)).shape != ours.shape
+
+
+def test_the_shape_of_a_base_model_stays_what_registries_keep() -> None:
+    """Another one would have all adapters of the model refused after an upgrade."""
+    assert served_base("ours", tiny_config()).shape == "473969b97bfc2664"
