@@ -102,7 +102,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nothing_but_the_registry(
 ) -> None:
     """As a network mount whose server is gone."""
     file, stat, answers = tmp_path / "registry.db", os.stat, threading.Event()
-    registry = await Registry.open(f"sqlite:///{file}", deadline_s=1.0)
+    registry = await Registry.open(f"sqlite:///{file}", deadline_s=3.0)
     await registry.register("default", "x", ref_of("a"), by="me")
     hung: list[str] = []
 
