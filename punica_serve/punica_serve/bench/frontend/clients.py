@@ -32,9 +32,13 @@ def _ask(number: int, sampling: dict[str, Any], num_prompt: int) -> bytes:
     return _masked(json.dumps(frame).ljust(126).encode())
 
 
-def _post(sampling: dict[str, Any], num_prompt: int) -> bytes:
-    body = json.dumps({"prompt": [_TOKEN_ID] * num_prompt, "stream": True, **sampling}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+def _post(api: str, sampling: dict[str, Any], num_prompt: int) -> bytes:
+    path = "/v1/completions"
+    prompt: dict[str, Any] = {"prompt": [_TOKEN_ID] * num_prompt}
+    if api == "chat":
+        path, prompt = "/v1/chat/completions", {"messages": [{"role": "user", "content": "1" * num_prompt}]}
+    body = json.dumps({**prompt, "stream": True, **sampling}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -65,9 +69,8 @@ async def _hold_socket(port: int, num_requests: int, sampling: dict[str, Any], n
         kept = kept[kept.rfind(_LAST_FRAME) + len(_LAST_FRAME) :] if num_free else kept[-len(_LAST_FRAME) :]
 
 
-async def _hold_stream(port: int, sampling: dict[str, Any], num_prompt: int) -> None:
+async def _hold_stream(port: int, post: bytes) -> None:
     reader, writer = await _connection(port)
-    post = _post(sampling, num_prompt)
     writer.write(post)
     end = b""
     while data := await reader.read(_READ_BYTES):
@@ -83,7 +86,8 @@ async def _run(api: str, port: int, num_sockets: int, num_requests: int, num_pro
     if api == "websocket":
         await asyncio.gather(*(_hold_socket(port, num_requests, sampling, num_prompt) for _ in range(num_sockets)))
     else:
-        await asyncio.gather(*(_hold_stream(port, sampling, num_prompt) for _ in range(num_sockets * num_requests)))
+        post = _post(api, sampling, num_prompt)
+        await asyncio.gather(*(_hold_stream(port, post) for _ in range(num_sockets * num_requests)))
 
 
 if __name__ == "__main__":

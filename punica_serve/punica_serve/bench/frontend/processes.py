@@ -43,7 +43,9 @@ def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) ->
     if not (_PROC / "self/stat").exists():
         raise ConfigError("bench frontend reads processes' times from /proc, so it needs Linux")
     config = folder / "frontend.yaml"
-    config.write_text(yaml.safe_dump({"engine": {"model": "demo:model"}, "frontend": {"port": port}}))
+    # A registry of its own: other frontends of this user share the default one, and would wait for each other.
+    settings = {"engine": {"model": "demo:model"}, "frontend": {"port": port}, "data_folder": str(folder)}
+    config.write_text(yaml.safe_dump(settings))
     link = ("--config", str(config), "--scheduler-url", scheduler_url, "--log-level", "warning")
     with _running("punica_serve.cli", ["frontend", *link], {TOKEN_ENV: token}) as pid:
         yield ProcessFigures(pid)

@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.frontend.played_scheduler import PlayedScheduler
 from punica_serve.bench.frontend.processes import clients_process, frontend_process
+from punica_serve.bench.frontend.python_speed import loop_ns
 from punica_serve.bench.frontend.settings import WARM_UP_S, FrontendSettings
 from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, machine
 from punica_serve.errors import ClusterUnavailable
@@ -29,6 +30,7 @@ _COLUMNS = (
     Column("answer_tokens", "tokens each"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("us_per_token", "frontend CPU µs/token", ".1f"),
+    Column("loop_ns", "Python loop, ns", ".0f"),
     CPU_SHARE,
     Column("resident_mib", "memory MiB", ".0f"),
 )
@@ -47,6 +49,7 @@ class FrontendMeasured:
 def run(settings: FrontendSettings, progress: Progress) -> Report:
     """Raises ClusterUnavailable if the processes don't start."""
     task = progress.add_task("streaming", total=round(settings.seconds / _TICK_S))
+    loop_before_ns = loop_ns()
     measured = asyncio.run(_measure(settings, lambda: progress.advance(task)))
     row = (
         settings.api,
@@ -55,11 +58,15 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
         settings.answer_tokens,
         measured.num_tokens / measured.seconds,
         1e6 * measured.cpu_s / measured.num_tokens,
+        (loop_before_ns + loop_ns()) / 2,
         measured.cpu_s / measured.seconds,
         measured.resident_bytes / (1 << 20),
     )
-    note = "User and system time of the frontend's process alone, including its link to the scheduler and all clients."
-    table = TableData("frontend", "A frontend that streams", _COLUMNS, [row], (note,))
+    notes = (
+        "User and system time of the frontend's process alone, including its link to the scheduler and all clients.",
+        "Python loop: CPU time of a round of a fixed loop, before and after; compare times of runs with equal ones.",
+    )
+    table = TableData("frontend", "A frontend that streams", _COLUMNS, [row], notes)
     return Report("frontend", machine("cpu"), asdict(settings), [table])
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-StreamApi = Literal["websocket", "http"]
+StreamApi = Literal["websocket", "http", "chat"]
 
 #: Time before the measurement, in which every client begins.
 WARM_UP_S = 1.0
@@ -13,14 +13,14 @@ WARM_UP_S = 1.0
 class FrontendSettings:
     """A load of clients that ask again as soon as their answers end."""
 
-    #: http: server-sent events of completions.
+    #: http, chat: server-sent events of completions, or of chat completions.
     api: StreamApi
     num_sockets: int
     requests_per_socket: int
     num_gpus: int
     tokens_per_s: float
     seconds: float
-    #: Lengths of each request.
+    #: Lengths of each request. A chat's prompt is one message of as many letters.
     prompt_tokens: int
     answer_tokens: int
 

@@ -9,11 +9,14 @@ from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 
 
 def command(
-    api: Annotated[Literal["websocket", "http"], typer.Option(help="http: server-sent events.")] = "websocket",
+    api: Annotated[
+        Literal["websocket", "http", "chat"],
+        typer.Option(help="http, chat: server-sent events of completions, of chat completions."),
+    ] = "websocket",
     sockets: Annotated[int, typer.Option(min=1, max=65_536, help="Websockets.")] = 64,
     requests: Annotated[
         int,
-        typer.Option(min=1, max=1_024, help="Requests on each websocket; with http each has a connection of its own."),
+        typer.Option(min=1, max=1_024, help="Requests on each websocket; others have a connection each."),
     ] = 8,
     gpus: Annotated[
         int, typer.Option(min=1, max=100_000, help="Simulated GPUs that run the requests, each with its own steps.")
