@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from punica_kernels.gpu.linear import MAX_ROWS, LinearConfig, linear
+from punica_kernels.gpu.linear import MAX_ROWS, LinearConfig, linear, wanted_splits, wanted_stages
 from punica_kernels.linear import linear as public_linear
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -23,7 +23,7 @@ def _check(y: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert float((total - expected).norm() / expected.norm()) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("split_k", [1, 2])
+@pytest.mark.parametrize("split_k", [1, 2, 4])
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
 def test_every_split_and_row(num_rows: int, split_k: int) -> None:
     x, weight, expected = _inputs(num_rows, 128, 512, torch.float16)
@@ -31,6 +31,33 @@ def test_every_split_and_row(num_rows: int, split_k: int) -> None:
     y = linear(x, weight, config, pdl=False)
     assert y.shape == ((split_k, num_rows, 128) if split_k > 1 else (num_rows, 128))
     _check(y, expected, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_sms", "split_k", "stages"),
+    [
+        (20, 132, 4, 5),
+        (33, 132, 4, 5),
+        (34, 132, 2, 5),
+        (64, 132, 2, 5),
+        (66, 132, 2, 5),
+        (67, 132, 2, 4),
+        (80, 132, 2, 4),
+        (96, 132, 2, 4),
+        (98, 132, 2, 4),
+        (99, 132, 1, 5),
+        (112, 132, 1, 5),
+        (128, 132, 1, 5),
+        (192, 132, 1, 5),
+        (2004, 132, 1, 5),
+        (64, 78, 1, 5),
+        (20, 78, 2, 5),
+        (48, 78, 2, 4),
+    ],
+)
+def test_blocks_are_split_for_the_multiprocessors(num_blocks: int, num_sms: int, split_k: int, stages: int) -> None:
+    assert wanted_splits(num_blocks, num_sms) == split_k
+    assert wanted_stages(num_blocks, split_k, num_sms) == stages
 
 
 def test_a_cpu_takes_torchs() -> None:

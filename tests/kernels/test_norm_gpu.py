@@ -61,7 +61,7 @@ def test_add_rms_norm_over_x(delta_dtype: torch.dtype | None, dtype: torch.dtype
     check_add_rms_norm((3, 70), dtype, delta_dtype)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("splits", [1, 2, 4])
 def test_add_rms_norm_of_partial_sums(splits: int) -> None:
     x, residual = torch.randn(splits, 4, 70, device=DEVICE), normal(4, 70, dtype=torch.float16)
     weight, out, added = normal(70, dtype=torch.float16), torch.empty_like(residual), residual.clone()
@@ -85,7 +85,7 @@ def check_norm_behind_a_block(shape: tuple[int, int], dtype: torch.dtype, splits
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, 4])
 def test_the_norm_behind_a_block(splits: int, dtype: torch.dtype) -> None:
     check_norm_behind_a_block((4, 70), dtype, splits)
 

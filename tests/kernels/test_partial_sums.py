@@ -8,7 +8,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("with_delta", [False, True])
-@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize("splits", [None, 2, 4])
 @pytest.mark.parametrize("kernel", [sum_parts, gpu.sum_parts])
 def test_all_parts_are_added_and_rounded_once(kernel: object, splits: int | None, with_delta: bool) -> None:
     assert callable(kernel)

@@ -5,6 +5,7 @@ This kernel is as fast and leaves room for the LoRA of the same rows beside it. 
 before it ends, and prefetch its first weights meanwhile (measured on an H200, docs/performance.md).
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,14 +52,30 @@ def _config(num_rows: int, num_out: int, num_in: int, may_split: bool, device: t
     device_index = torch.cuda.current_device() if device.index is None else device.index
     properties = triton.runtime.driver.active.utils.get_device_properties(device_index)
     num_blocks, num_sms = num_out // _BLOCK_OUT, properties["multiprocessor_count"]
-    split_k = 2 if may_split and num_blocks < num_sms else 1
-    # A narrow projection has one program per multiprocessor, which must have more loads in flight.
-    wanted = 5 if split_k > 1 else 4 if num_blocks <= 2 * num_sms else 3
+    # Each split has whole blocks of the inputs.
+    split_k = math.gcd(wanted_splits(num_blocks, num_sms), num_in // _BLOCK_IN) if may_split else 1
     stage_bytes = (_BLOCK_OUT + block_rows) * _BLOCK_IN * 2
-    stages = min(wanted, (properties["max_shared_mem"] - _SPARE_BYTES) // stage_bytes)
-    if num_out % _BLOCK_OUT or num_in % (_BLOCK_IN * split_k) or stages < 2:
+    most_stages = (properties["max_shared_mem"] - _SPARE_BYTES) // stage_bytes
+    stages = min(wanted_stages(num_blocks, split_k, num_sms), most_stages)
+    if num_out % _BLOCK_OUT or num_in % _BLOCK_IN or stages < 2:
         return None
     return LinearConfig(block_rows, split_k, stages)
+
+
+def wanted_splits(num_blocks: int, num_sms: int) -> int:
+    """1, 2 or 4 splits for so many blocks of outputs: at most a program per multiprocessor, as far as that goes.
+
+    Blocks that would leave more than a quarter of the multiprocessors idle are split although some of these then have
+    two programs.
+    """
+    if 4 * num_blocks <= num_sms:
+        return 4
+    return 2 if 4 * num_blocks < 3 * num_sms else 1
+
+
+def wanted_stages(num_blocks: int, split_k: int, num_sms: int) -> int:
+    """The blocks of weights in flight for each program, fewer where two share a multiprocessor's shared memory."""
+    return 4 if split_k > 1 and num_blocks * split_k > num_sms else 5
 
 
 def linear(x: Tensor, weight: Tensor, config: LinearConfig, *, pdl: bool) -> Tensor:
