@@ -44,12 +44,13 @@ def rotary_append(
 
     Args:
         q_out: [num_rows, heads, head_dim].
-        qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]: all queries of a row, then its keys, then its values.
+        qkv: [num_rows, (heads + 2 * kv_heads) * head_dim]: all queries of a row, then its keys, then its values; or
+            float32 split-K partial sums [splits, num_rows, ...] of these.
         positions: int64 or int32 [num_rows].
         cos, sin: `rotary_tables`.
         keys, values: [num_pages, page_size, kv_heads, head_dim], strided views of one layer of the cache.
         slot_mapping: int64 or int32 [num_rows], page * page_size + offset of a row's key and value; -1 stores neither.
-        delta: like qkv, of its dtype or float32; None adds nothing.
+        delta: [num_rows, (heads + 2 * kv_heads) * head_dim], of q_out's dtype or float32; None adds nothing.
         bias: [(heads + 2 * kv_heads) * head_dim], any float dtype; None adds nothing.
         norms: None norms nothing.
         pdl: on CUDA, start while the kernel before this one on the stream ends.
@@ -64,7 +65,8 @@ def rotary_append(
         require_dense_rows(keys=keys, values=values, slot_mapping=slot_mapping, bias=bias)
         rotary.rotary_append(q_out, qkv, positions, cos, sin, keys, values, slot_mapping, delta, bias, norms, pdl=pdl)
     else:
-        added = qkv if delta is None else qkv.float().add(delta)
+        total = qkv.sum(0) if qkv.dim() == 3 else qkv
+        added = total if delta is None else total.float().add(delta)
         added = added if bias is None else added.float().add(bias)
         _rotary_append(q_out, added, positions, cos, sin, keys, values, slot_mapping, norms)
 
@@ -123,7 +125,8 @@ def _check_append(
 ) -> None:
     num_rows, heads, head_dim = q_out.shape
     num_pages, page_size, kv_heads, _ = keys.shape
-    require_shape("qkv", qkv, num_rows, (heads + 2 * kv_heads) * head_dim)
+    splits = qkv.shape[:1] if qkv.dim() == 3 else ()
+    require_shape("qkv", qkv, *splits, num_rows, (heads + 2 * kv_heads) * head_dim)
     require_shape("positions", positions, num_rows)
     require_shape("cos", cos, cos.shape[0], min(cos.shape[-1], head_dim // 2))
     require_shape("sin", sin, *cos.shape)
@@ -131,9 +134,9 @@ def _check_append(
     require_shape("values", values, *keys.shape)
     require_shape("slot_mapping", slot_mapping, num_rows)
     if delta is not None:
-        require_shape("delta", delta, *qkv.shape)
+        require_shape("delta", delta, *qkv.shape[-2:])
     if bias is not None:
-        require_shape("bias", bias, qkv.shape[1])
+        require_shape("bias", bias, qkv.shape[-1])
     if norms is not None:
         require_shape("norms.q", norms.q, head_dim)
         require_shape("norms.k", norms.k, head_dim)

@@ -86,6 +86,16 @@ def test_delta_is_added_first(dtype: torch.dtype) -> None:
         torch.testing.assert_close(separate[name], added[name], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_partial_sums_are_added_first(splits: int) -> None:
+    parts, delta, bias = torch.randn(splits, 3, 16), torch.randn(3, 16), torch.randn(16)
+    separate, added = make_arguments(qkv=parts), make_arguments(qkv=parts.sum(0))
+    rotary_append(**separate, delta=delta, bias=bias)
+    rotary_append(**added, delta=delta, bias=bias)
+    for name in ("q_out", "keys", "values"):
+        torch.testing.assert_close(separate[name], added[name], rtol=0, atol=0, equal_nan=True)
+
+
 def test_the_bias_is_added_and_heads_are_normed_as_transformers_does() -> None:
     qkv, bias, (q_weight, k_weight) = torch.randn(3, 16), torch.randn(16), torch.randn(2, 4)
     ours, theirs = (make_arguments() for _ in range(2))
@@ -104,6 +114,8 @@ def test_the_bias_is_added_and_heads_are_normed_as_transformers_does() -> None:
     ("argument", "value"),
     [
         ("qkv", torch.zeros(3, 12)),
+        ("qkv", torch.zeros(2, 2, 16)),
+        ("qkv", torch.zeros(2, 1, 3, 16)),
         ("positions", torch.zeros(2, dtype=torch.int64)),
         ("cos", torch.zeros(8, 4)),
         ("sin", torch.zeros(7, 2)),

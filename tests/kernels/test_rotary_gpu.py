@@ -36,10 +36,15 @@ def check(
     has_bias: bool = False,
     has_norms: bool = False,
     rotated: int | None = None,
+    splits: int | None = None,
 ) -> None:
-    """Against float64, on poisoned outputs: what no row owns must stay NaN."""
+    """Against float64, on poisoned outputs: what no row owns must stay NaN. `splits`: of partial sums, if any."""
     width = (heads + 2 * kv_heads) * head_dim
-    qkv = torch.randn(num_rows, width + 7, device=DEVICE).to(dtype)[:, :width]
+    if splits is None:
+        qkv = torch.randn(num_rows, width + 7, device=DEVICE).to(dtype)[:, :width]
+    else:
+        qkv = torch.randn(splits, num_rows, width, device=DEVICE)
+    whole = qkv.double() if splits is None else qkv.double().sum(0)
     delta = torch.randn(num_rows, width, device=DEVICE).to(delta_dtype) if delta_dtype else None
     cos, sin = rotary_tables(1e4 ** -(torch.arange(0, rotated or head_dim, 2, device=DEVICE) / head_dim), MAX_POSITION)
     positions = torch.randint(0, MAX_POSITION, (num_rows,), device=DEVICE)
@@ -47,7 +52,7 @@ def check(
     slot_mapping = torch.randperm(num_pages * PAGE_SIZE, device=DEVICE)[:num_rows].to(torch.int32)
     slot_mapping[num_rows // 2] = -1
 
-    total = (qkv.double() + (0 if delta is None else delta.double())).view(num_rows, -1, head_dim)
+    total = (whole + (0 if delta is None else delta.double())).view(num_rows, -1, head_dim)
     bias = torch.randn(width, device=DEVICE).to(dtype) if has_bias else None
     if bias is not None:
         total = total + bias.double().view(-1, head_dim)
@@ -72,7 +77,7 @@ def check(
         atol = GPU_TOLERANCES[dtype]
         torch.testing.assert_close(q_out.double(), rotate(q, row_cos, row_sin), rtol=atol, atol=atol)
         torch.testing.assert_close(pool.double(), expected_pool, rtol=atol, atol=atol, equal_nan=True)
-        if delta is None and bias is None:
+        if splits is None and delta is None and bias is None:
             assert torch.equal(pool[pages, 1, 1, offsets].double(), v[kept])
 
 
@@ -100,6 +105,22 @@ def test_some_elements_of_a_head_may_be_kept(head_dim: int, rotated: int, has_no
     check(3, 1, head_dim, 5, torch.float32, torch.float16, has_norms=has_norms, rotated=rotated)
 
 
+@pytest.mark.parametrize("splits", [2, 4])
+@pytest.mark.parametrize("rotated", [20, 14])
+@pytest.mark.parametrize(("has_bias", "has_norms"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("delta_dtype", [None, torch.float16])
+def test_partial_sums_are_added_first(
+    delta_dtype: torch.dtype | None, has_bias: bool, has_norms: bool, rotated: int, splits: int
+) -> None:
+    variant = {"has_bias": has_bias, "has_norms": has_norms}
+    check(6, 2, 20, 5, torch.float32, delta_dtype, **variant, rotated=rotated, splits=splits)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_partial_sums_of_half_precision_are_rounded_once(splits: int) -> None:
+    check(9, 3, 64, 5, torch.float16, torch.float16, splits=splits)
+
+
 def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
     qkv = torch.tensor([[1.0, 2.0, 3.0, 4.0, torch.inf, 5.0]], device=DEVICE)
     pool = torch.zeros(2, 1, 1, 1, 2, device=DEVICE)
@@ -118,6 +139,20 @@ def test_values_keep_their_bits_beside_what_is_not_finite() -> None:
 def test_model_shapes(num_rows: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     for delta_dtype in (None, dtype, torch.float32):
         check(heads, kv_heads, head_dim, num_rows, dtype, delta_dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_TOLERANCES)
+@pytest.mark.parametrize(("heads", "kv_heads", "splits"), [(32, 8, 2), (28, 4, 2), (8, 1, 4), (4, 1, 4)])
+@pytest.mark.parametrize("num_rows", [1, 33, 64])
+def test_partial_sums_of_model_shapes(
+    num_rows: int, heads: int, kv_heads: int, splits: int, dtype: torch.dtype
+) -> None:
+    for delta_dtype in (None, dtype):
+        for has_bias, has_norms in ((False, False), (True, False), (False, True)):
+            variant = {"has_bias": has_bias, "has_norms": has_norms}
+            check(heads, kv_heads, 128, num_rows, dtype, delta_dtype, **variant, splits=splits)
+    check(heads, kv_heads, 128, num_rows, dtype, dtype, rotated=96, splits=splits)
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.partial_sums import load_splits
 from punica_kernels.head_norms import HeadNorms
 
 #: Pairs of elements that one program rotates.
@@ -26,11 +27,12 @@ def rotary_append(
     *,
     pdl: bool = False,
 ) -> None:
-    """Adds delta and bias, norms and rotates queries and keys, stores keys and values in the cache, in one launch."""
-    num_rows, (_, heads, head_dim) = len(qkv), q_out.shape
+    """Adds parts, delta and bias, norms and rotates queries and keys, stores keys and values, in one launch."""
+    num_rows, heads, head_dim = q_out.shape
     if num_rows == 0:
         return
     _, page_size, kv_heads, _ = keys.shape
+    is_split = qkv.dim() == 3
     block_pairs = triton.next_power_of_2(head_dim // 2)
     block_heads = max(1, min(_PROGRAM_PAIRS // block_pairs, triton.next_power_of_2(heads + 2 * kv_heads)))
     _rotary_append[(num_rows, triton.cdiv(heads + 2 * kv_heads, block_heads))](
@@ -47,7 +49,9 @@ def rotary_append(
         values,
         slot_mapping,
         *q_out.stride()[:2],
-        qkv.stride(0),
+        qkv.stride(-2),
+        # Code for a finished tensor takes no such argument.
+        qkv.stride(0) if is_split else None,
         delta.stride(0) if delta is not None else 0,
         cos.stride(0),
         sin.stride(0),
@@ -61,6 +65,7 @@ def rotary_append(
         PAGE_SIZE=page_size,
         BLOCK_HEADS=block_heads,
         BLOCK_PAIRS=block_pairs,
+        SPLIT_K=len(qkv) if is_split else 1,
         num_warps=4,
         **pdl_options(qkv.device, wait=pdl),
     )
@@ -83,6 +88,7 @@ def _rotary_append(
     q_row_stride,
     q_head_stride,
     qkv_stride,
+    split_stride,
     delta_stride,
     cos_stride,
     sin_stride,
@@ -100,6 +106,7 @@ def _rotary_append(
     PAGE_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     PDL_TRIGGER: tl.constexpr,
     PDL_WAIT: tl.constexpr,
 ):
@@ -116,7 +123,9 @@ def _rotary_append(
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]
     mask = (head < HEADS + 2 * KV_HEADS) & (pair < PAIRS)
     i, j = _elements(pair, PAIRS, ROTATED_PAIRS)
-    first, second = _load_row(qkv, delta, bias, row, qkv_stride, delta_stride, head * (2 * PAIRS), i, j, mask)
+    column = head * (2 * PAIRS)
+    first, second = _load_parts(qkv + row * qkv_stride + column, i, j, mask, split_stride, SPLIT_K)
+    first, second = _add(first, second, delta, bias, row, delta_stride, column, i, j, mask)
 
     is_query = head < HEADS
     normed_first, normed_second = _norm(first, second, q_norm, k_norm, is_query, i, j, pair < PAIRS, eps, PAIRS)
@@ -137,9 +146,16 @@ def _rotary_append(
 
 
 @triton.jit
-def _load_row(qkv, delta, bias, row, qkv_stride, delta_stride, column, i, j, mask):
-    """Two float32 [heads, pairs]: the elements i and j of each head of a row, with delta and bias."""
-    first, second = _load_pairs(qkv + row * qkv_stride + column, i, j, mask)
+def _load_parts(heads, i, j, mask, split_stride, SPLIT_K: tl.constexpr):
+    """Two float32 [heads, pairs]: the elements i and j of each head, summed over the splits."""
+    first = load_splits(heads + i, split_stride, mask, SPLIT_K)
+    second = load_splits(heads + j, split_stride, mask, SPLIT_K)
+    return first, second
+
+
+@triton.jit
+def _add(first, second, delta, bias, row, delta_stride, column, i, j, mask):
+    """Both elements of each pair, with delta and bias, where there are any."""
     if delta is not None:
         delta_first, delta_second = _load_pairs(delta + row * delta_stride + column, i, j, mask)
         first += delta_first

@@ -140,11 +140,11 @@ def _spec(config: ModelConfig) -> ModelSpec:
     return ModelSpec(
         layers=_layers(config),
         groups=tuple(
-            # A norm reads the outputs of o and down, and adds partial sums.
+            # The norms that read o and down add partial sums, and so does the rotary embedding that reads qkv.
             ProjectionGroup(
                 name,
                 tuple(projections[module] for module in names),
-                split_k=name in ("o", "down"),
+                split_k=name in ("qkv", "o", "down"),
                 bias=name == "qkv" and config.qkv_bias,
                 row_parallel=name in ("o", "down"),
                 divided_a=None if name in ("o", "down") else divided_a,

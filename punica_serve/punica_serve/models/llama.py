@@ -25,9 +25,9 @@ class Llama:
         self.config = config
         spec = config.spec
         self._embedding = Embedding(weights.embedding, config.vocabulary, spec.embedding_scale, collectives)
+        dtype, device = weights.embedding.dtype, weights.embedding.device
         rotaries = {
-            layer.rotary: Rotary(layer.rotary, config.num_attention_heads, weights.embedding.device)
-            for layer in spec.layers
+            layer.rotary: Rotary(layer.rotary, config.num_attention_heads, dtype, device) for layer in spec.layers
         }
         self._layers: list[_Layer] = []
         behind_mlp: Tensor | None = None

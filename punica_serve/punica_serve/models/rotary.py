@@ -15,8 +15,10 @@ from punica_serve.models.model import ForwardBatch
 class Rotary:
     """Rotates queries and keys and stores keys and values in the cache. One object serves all layers."""
 
-    def __init__(self, spec: RotarySpec, num_heads: int, device: torch.device) -> None:
+    def __init__(self, spec: RotarySpec, num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
+        """``dtype``: of the rotated queries."""
         self._num_heads = num_heads
+        self._dtype = dtype
         self._head_dim = spec.head_dim
         tables = [rotary_tables(each.to(device), spec.max_position) for each in inverse_frequencies(spec)]
         # One behind the other: rows say by their position which they read.
@@ -30,7 +32,7 @@ class Rotary:
         ``bias`` is added and ``norms`` are applied before, where the model has them.
         """
         y, attention = qkv.y, batch.attention
-        q = y.new_empty(y.shape[0], self._num_heads, self._head_dim)
+        q = y.new_empty(y.shape[-2], self._num_heads, self._head_dim, dtype=self._dtype)
         keys, values = attention.cache(layer)
         where = (batch.positions, self._cos, self._sin, keys, values, attention.slot_mapping)
         rotary_append(q, y, *where, qkv.delta, bias, norms, pdl=qkv.pdl)

@@ -27,7 +27,7 @@ NUM_ROWS = 3
 
 #: One layer after its input norm, launch by launch. A base-only step is one chain of dependent launches.
 BASE_LAYER = [
-    "linear 24 -> 64 pdl",
+    "linear 24 -> 64 pdl split_k",
     "rotary_append pdl",
     "attention",
     "linear 32 -> 24 pdl split_k",
@@ -39,8 +39,8 @@ BASE_LAYER = [
 ]
 #: LoRA runs on the side stream; the operator behind it adds the delta and breaks the chain.
 LORA_LAYER = [
-    *("side waits for main", "shrink on side", "expand on side", "linear 24 -> 64 pdl", "main waits for side"),
-    *("rotary_append + delta", "attention"),
+    *("side waits for main", "shrink on side", "expand on side"),
+    *("linear 24 -> 64 pdl split_k", "main waits for side", "rotary_append + delta", "attention"),
     *("side waits for main", "shrink on side", "expand on side"),
     *("linear 32 -> 24 pdl split_k", "main waits for side", "add_rms_norm + delta"),
     *("side waits for main", "shrink on side", "expand on side", "linear 24 -> 80 pdl", "main waits for side"),
@@ -159,3 +159,38 @@ def test_a_rank_adds_up_its_parts_before_each_exchange(monkeypatch: pytest.Monke
     exchanges = [launch for launch in recorder.launches if launch.startswith(("sum_parts", "all_reduce", "add_rms"))]
     block = ["sum_parts + delta" if with_lora else "sum_parts pdl", "all_reduce", "add_rms_norm"]
     assert exchanges == ["all_reduce", *block * 4], "the embedding's, then two layers of two blocks"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("values", [{}, {"qkv_bias": True}, {"qk_norm": True}], ids=["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("splits", [2, 4])
+def test_a_layer_adds_up_partial_sums(
+    monkeypatch: pytest.MonkeyPatch, splits: int, values: dict[str, bool], dtype: torch.dtype
+) -> None:
+    """A GPU's projections may leave them; a CPU's do not by themselves."""
+    model = tiny_config(**values)
+    whole = _hidden_and_cache(model, dtype, monkeypatch)
+
+    def in_parts(x: Tensor, weight: Tensor, *, split_k: bool = False, pdl: bool = False) -> Tensor:
+        if not split_k:
+            return x @ weight.T
+        parts = zip(x.float().chunk(splits, dim=1), weight.float().chunk(splits, dim=1), strict=True)
+        return torch.stack([some @ their.T for some, their in parts])
+
+    monkeypatch.setattr(linear, "linear", in_parts)
+    parted = _hidden_and_cache(model, dtype, monkeypatch)
+    assert parted[0].dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(parted, whole, rtol=tolerance, atol=tolerance)
+
+
+def _hidden_and_cache(model: ModelConfig, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, ...]:
+    """The hidden states of a step without LoRA, and each layer's keys and values."""
+    recorder = _Recorder(model, monkeypatch)
+    recorder.slot_mapping = torch.arange(NUM_ROWS)
+    lora = CudaLora(LoraPool(model, num_pages=1, dtype=dtype, device=CPU), {}, torch.empty(0), recorder.side)  # type: ignore[arg-type]
+    llama = Llama(model, dummy_weights(model, dtype, CPU))
+    rows = torch.arange(NUM_ROWS)
+    hidden = llama.forward(ForwardBatch(rows, rows, recorder, lora))
+    assert sum("split_k" in launch for launch in recorder.launches) == 3 * model.num_hidden_layers
+    return hidden, *(cached for layer in range(model.num_hidden_layers) for cached in recorder.cache(layer))

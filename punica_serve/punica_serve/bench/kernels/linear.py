@@ -39,14 +39,14 @@ class DenseProduct(NamedTuple):
     name: str
     num_in: int
     num_out: int
-    #: Whether a norm reads the result next, and can add split-K partial sums itself.
+    #: Whether the operator that reads the result can add split-K partial sums itself.
     split_k: bool
 
 
 def projections(hidden: int, intermediate: int) -> tuple[DenseProduct, ...]:
     """The projections of a Llama layer without grouped heads."""
     return (
-        DenseProduct("qkv", hidden, 3 * hidden, split_k=False),
+        DenseProduct("qkv", hidden, 3 * hidden, split_k=True),
         DenseProduct("o", hidden, hidden, split_k=True),
         DenseProduct("gate_up", hidden, 2 * intermediate, split_k=False),
         DenseProduct("down", intermediate, hidden, split_k=True),
@@ -65,8 +65,8 @@ def measure(bench: KernelBench, row_counts: tuple[int, ...]) -> TableData:
         COLUMNS,
         rows,
         notes=(
-            "o and down may leave float32 partial sums, which the next norm adds; no PDL: starts when the launch"
-            " before it has ended, as torch's do",
+            "qkv, o and down may leave float32 partial sums, which the operator that reads them adds; no PDL: starts"
+            " when the launch before it has ended, as torch's do",
             "x faster: than the faster of torch's two; floor: bytes over the measured copy rate, or operations over the"
             " rate of a large product",
         ),
