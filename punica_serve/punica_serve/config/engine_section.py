@@ -94,8 +94,8 @@ class EngineConfig(ConfigModel):
     #: Who shares such pages. tenant: the requests of one tenant. cluster: those of all, so the time to a first token
     #: tells what others have asked.
     prefix_scope: PrefixScope = "tenant"
-    #: Decodes on a GPU that share cached pages read them once for all, not once each. It takes `prefix_caching`. Not
-    #: measured on a GPU yet.
+    #: Decodes on a GPU that share cached pages read them once for all, not once each. It takes `prefix_caching`. Its
+    #: cost where nothing is shared is not measured on a GPU yet.
     shared_prefix_attention: Flag = False
     #: How a request starts whose adapter is not on the device. layerwise: while it is copied from host memory, layer by
     #: layer. wait: when all of it is there. cpu_assist: as layerwise, but while nobody decodes, CPU processes compute
@@ -115,9 +115,9 @@ class EngineConfig(ConfigModel):
     #: `expected_lora_rank` is this or more. It takes two more exchanges a layer; not measured. By default never.
     divide_lora_from: PositiveInt | None = None
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
-    #: GPUs: NCCL, or one or two shots over memory that all of them map; NCCL where nobody measured. nccl: always so.
-    #: fused: as auto, but a layer's exchange, its sums and its norm are one kernel up to 1 MiB; its speed is not
-    #: measured yet.
+    #: GPUs: NCCL, one or two shots over memory that all of them map, or a layer's exchange, its sums and its norm in
+    #: one kernel; NCCL where nobody measured. nccl: always so. fused: as auto, but that kernel up to 1 MiB, measured or
+    #: not.
     exchange: Exchange = "auto"
     #: Times of `auto`, as `punica-serve bench collectives --table FILE` writes them; by default those that ship.
     exchange_times: File | None = None
