@@ -17,6 +17,7 @@ from punica_serve.bench.control_plane import frontends, hosts
 from punica_serve.bench.control_plane.load_process import LoadProcess
 from punica_serve.bench.control_plane.parts import PartTimes, parts_us
 from punica_serve.bench.control_plane.placement import PlacementTime, placement_times
+from punica_serve.bench.control_plane.placement_report import placement_goals, placements_table
 from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_request
 from punica_serve.bench.control_plane.scheduler_process import SchedulerProcess, idle_s
 from punica_serve.bench.control_plane.settings import STAMP_S, ControlPlaneSettings, LoadSettings
@@ -108,7 +109,7 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
         [
             _table(settings, measurements),
             _parts(parts),
-            _placements(placements),
+            placements_table(placements),
             _goals(measurements, placements, queued_bytes),
         ],
         {"": partial(_draw, measurements)},
@@ -178,25 +179,6 @@ def _parts(parts: PartTimes) -> TableData:
     return TableData("parts", "Parts of the scheduler's work per token, steady", columns, rows, (note,))
 
 
-def _placements(placements: Sequence[PlacementTime]) -> TableData:
-    """Each policy beside punica on a fleet of the same size."""
-    columns = (
-        Column("policy", "policy"),
-        Column("num_gpus", "GPUs", ",d"),
-        Column("us", "µs from arrival to start", ".1f"),
-        Column("over_punica", "over punica", ".2f"),
-    )
-    rows: list[tuple[Value, ...]] = [
-        (time.policy, time.num_gpus, time.us, time.us / _punica_us(placements, time.num_gpus)) for time in placements
-    ]
-    note = "CPU time of a request of 128 tokens, with an adapter of its own, on a half-full fleet"
-    return TableData("placements", "Placing a request", columns, rows, (note,))
-
-
-def _punica_us(placements: Sequence[PlacementTime], num_gpus: int) -> float:
-    return next(time.us for time in placements if (time.policy, time.num_gpus) == ("punica", num_gpus))
-
-
 def _goals(
     measurements: Sequence[ControlPlaneMeasured], placements: Sequence[PlacementTime], queued_bytes: float
 ) -> TableData:
@@ -207,12 +189,8 @@ def _goals(
             Goal(bounds["scheduler_us_per_token"], measurement.us_per_token, measurement.name),
             Goal(bounds["emit_to_receive_p99_ms"], measurement.age_ms(0.99), measurement.name),
         ]
-    small, large = (min(time.num_gpus for time in placements), max(time.num_gpus for time in placements))
-    by_cost = {time.num_gpus: time.us for time in placements if time.policy == "rank_aware"}
     found += [
-        Goal(bounds["placement_us"], _punica_us(placements, large)),
-        Goal(bounds["rank_aware_over_punica_small"], by_cost[small] / _punica_us(placements, small)),
-        Goal(bounds["rank_aware_over_punica_large"], by_cost[large] / _punica_us(placements, large)),
+        *placement_goals(placements),
         Goal(bounds["kib_per_queued_request"], queued_bytes / 1024),
     ]
     return goals_table(found, "Goals of the control plane, on two cores")

@@ -11,6 +11,8 @@ PAGE_SIZE = 16
 NUM_KV_PAGES = 4_000_000
 NUM_ADAPTERS = 512
 PROMPT_TOKENS = 128
+#: GPUs of the fleets that the goals of placements name.
+PLACEMENT_SIZES = (60, 1_000)
 
 #: A token's id is its creation time in these units, in as many bits as a vocabulary's ids have.
 STAMP_S = 1e-4
@@ -35,7 +37,7 @@ class ControlPlaneSettings:
     endless_tokens: int = 1_000_000
     num_queued: int = 20_000
     #: GPUs of the fleets on which placements are timed.
-    placement_sizes: tuple[int, ...] = (60, 1_000)
+    placement_sizes: tuple[int, ...] = PLACEMENT_SIZES
     #: Timed on each fleet with each policy, three times.
     num_placements: int = 2_000
     #: Steps of each GPU for measuring the parts of a token's cost.
