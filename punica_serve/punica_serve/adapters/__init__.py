@@ -13,7 +13,7 @@
     weights_scan.py     a weights file -> its hash; refuses values that can't be served; reads piece by piece
     adapter.py          the result: Adapter, LoraPair, HostTensor
     folder.py           a PEFT folder -> its AdapterRef at registration, the Adapter in a worker
-    early_checks.py     a PEFT folder, before its weights are there or read -> what is already wrong
+    early_checks.py     a PEFT folder, before its weights are there -> what is already wrong
     file_reading.py     the weights of a folder -> memory; stream_hash.py hashes them meanwhile
     checksums.py        what shows damage of files whose digest was right before
     random_adapter.py   PEFT folders of random weights, for tests and benchmarks

@@ -1,23 +1,14 @@
 """Refuses an adapter for all that is wrong without a look at its weights, so that nobody waits for them in vain."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from punica_serve.adapters.base_modules import ALONE, WRAPPED
 from punica_serve.adapters.file_reading import naming
-from punica_serve.adapters.folder import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    open_weights,
-    parse_for_base,
-    read_config,
-    unreadable,
-)
+from punica_serve.adapters.folder import CONFIG_NAME, parse_for_base, read_config, unreadable
 from punica_serve.adapters.matching import match_targets
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.adapters.pool_fit import check_limits
-from punica_serve.adapters.safetensors_file import list_tensors, read_header
 from punica_serve.adapters.targets import base_modules
 from punica_serve.base_model.lora_layout import LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
@@ -37,19 +28,6 @@ def check_config(folder: Path, model: ModelConfig, limits: LoraLimits, *, strict
             check_limits({modules: _lowest_rank(config)}, limits)
             if not config.has_expressions:
                 _check_targets(config, model, limits)
-    except OSError as error:
-        raise unreadable(error) from error
-
-
-def check_weights_file(folder: Path) -> None:
-    """Checks that the weights of a PEFT folder are there, and whole by their header.
-
-    Raises AdapterRejected, which names the file.
-    """
-    try:
-        with open_weights(folder) as file, naming(folder / WEIGHTS_NAME):
-            num_bytes = os.fstat(file.fileno()).st_size
-            list_tensors(read_header(file, num_bytes), num_bytes)
     except OSError as error:
         raise unreadable(error) from error
 

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 def read_adapter(
-    folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None
+    folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None, warns: bool = True
 ) -> AdapterRef:
     """Reads and checks an unknown PEFT folder, without holding its weights in memory.
 
@@ -63,14 +63,14 @@ def read_adapter(
 
     An adapter trained on a base model of another name is served with a warning, or refused if ``strict_base``. So is
     one whose configuration names modules or layers that the base model lacks. Warnings name it ``called``, by default
-    its folder.
+    its folder; without ``warns`` there are none.
     """
     called = called or str(folder)
     try:
         config_bytes = read_config(folder)
         with naming(folder / CONFIG_NAME):
             config = parse_for_base(config_bytes, model, strict_base=strict_base)
-        with open_weights(folder) as file:
+        with _open_weights(folder) as file:
             with naming(folder / WEIGHTS_NAME):
                 num_bytes = os.fstat(file.fileno()).st_size
                 header = read_header(file, num_bytes)
@@ -87,8 +87,9 @@ def read_adapter(
         raise unreadable(error) from error
     except MemoryError as error:
         raise AdapterRejected(str(error), param=WEIGHTS_NAME, where=f"{folder}/") from error
-    _warn_of_base_name(called, config, model)
-    _warn(called, matches, text)
+    if warns:
+        _warn_of_base_name(called, config, model)
+        _warn(called, matches, text)
     digest = _digest(hashlib.sha256(config_bytes).digest(), weights_hash)
     uri, scalings = str(folder.resolve()), scalings_of(targets)
     invocation = config.alora_invocation_tokens or ()
@@ -201,7 +202,7 @@ def read_config(folder: Path) -> bytes:
         return read_bytes(file)
 
 
-def open_weights(folder: Path) -> BufferedReader:
+def _open_weights(folder: Path) -> BufferedReader:
     """The weights in a PEFT folder. Raises OSError, which names the file, and AdapterRejected for another format."""
     path = folder / WEIGHTS_NAME
     if not os.path.exists(path):

@@ -39,14 +39,9 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
         if stop and stop.is_set():
             raise CancelledError
         try:
-            check_adapter_name(name, base_name=config.engine.served_name)
-            version = _read(name, folders[name], model, strict_base=config.strict_base)
-            check_fits_pool(version.ref, config.engine.lora_pages, config.engine.lora_limits)
-            return version
+            return read_shared(name, config, model)
         except (AdapterRejected, InvalidRequest, StoreUnavailable) as error:
             return _refused(name, error)
-        except OSError as error:  # it disappeared after it was read
-            return _refused(name, unreadable(error))
 
     with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="adapter-reader") as readers:
         results = dict(zip(folders, readers.map(read, folders), strict=True))
@@ -59,6 +54,21 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
         rejected={name: result for name, result in results.items() if isinstance(result, AdapterRejected)},
         base=served_base(config.engine.served_name, model),
     )
+
+
+def read_shared(name: str, config: ClusterConfig, model: ModelConfig, *, warns: bool = True) -> AdapterVersion:
+    """Reads and checks the adapter ``name`` of ``config``. Blocks while its whole file is read.
+
+    Without ``warns``, nothing is logged. Raises InvalidRequest for its name, AdapterRejected, and StoreUnavailable if
+    this machine can't check it now.
+    """
+    check_adapter_name(name, base_name=config.engine.served_name)
+    try:
+        version = _read(name, config.adapters[name], model, strict_base=config.strict_base, warns=warns)
+    except OSError as error:  # it disappeared after it was read
+        raise unreadable(error) from error
+    check_fits_pool(version.ref, config.engine.lora_pages, config.engine.lora_limits)
+    return version
 
 
 def served_base(name: str, model: ModelConfig) -> ServedBase:
@@ -79,8 +89,8 @@ def _refused(name: str, error: PunicaError) -> AdapterRejected:
     return AdapterRejected(error.message, param=error.param, where=where)
 
 
-def _read(name: str, folder: Path, model: ModelConfig, *, strict_base: bool) -> AdapterVersion:
-    ref = read_adapter(folder, model, strict_base=strict_base)
+def _read(name: str, folder: Path, model: ModelConfig, *, strict_base: bool, warns: bool) -> AdapterVersion:
+    ref = read_adapter(folder, model, strict_base=strict_base, warns=warns)
     base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
     created_s = (folder / WEIGHTS_NAME).stat().st_mtime
     return _shared(name, ref, base_model=base_model, chat_template=read_chat_template(folder), created_s=created_s)

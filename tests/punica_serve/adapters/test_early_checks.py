@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from punica_serve.adapters.early_checks import check_config, check_weights_file
+from punica_serve.adapters.early_checks import check_config
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
@@ -79,17 +79,3 @@ def test_what_was_refused_is_refused_with_its_weights_too(
 def test_a_missing_configuration_is_named(tmp_path: Path, model: ModelConfig) -> None:
     with pytest.raises(AdapterRejected, match=r"adapter_config\.json: can't be read"):
         check(tmp_path, model)
-
-
-def test_weights_that_are_cut_short_missing_or_pickled_are_named(folder: Path) -> None:
-    weights = folder / "adapter_model.safetensors"
-    check_weights_file(folder)
-    weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(AdapterRejected, match=r"adapter_model\.safetensors: "):
-        check_weights_file(folder)
-    weights.unlink()
-    with pytest.raises(AdapterRejected, match=r"adapter_model\.safetensors: can't be read: No such file"):
-        check_weights_file(folder)
-    (folder / "adapter_model.bin").touch()
-    with pytest.raises(AdapterRejected, match=r"adapter_model\.bin"):
-        check_weights_file(folder)

@@ -1,11 +1,15 @@
 """The config file of `up --model`: what it says, where it lies, and what is refused."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.model_config import read_model_config
 from punica_serve.cli.up.written_config import write_config
 from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError
@@ -82,17 +86,41 @@ def test_an_adapter_that_can_not_be_served_is_refused_by_name(cli: Cli, adapter:
     assert message in stderr and stderr.count("\n") == 1
 
 
-def test_an_adapter_of_another_model_or_cut_short_is_refused_by_name(cli: Cli, tmp_path: Path) -> None:
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "target_modules": ["c_attn"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    arguments = ("up", "--model", "demo:model", "--adapter", f"a={folder}")
+def test_an_adapter_of_another_model_or_cut_short_is_refused_by_name(
+    cli: Cli, model_folder: Path, tmp_path: Path
+) -> None:
+    folder = write_random_adapter(tmp_path / "adapter", read_model_config(model_folder), rank=8, seed=0)
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    arguments = ("up", "--model", str(model_folder), "--adapter", f"a={folder}")
+    given = config.read_text()
+    config.write_text(json.dumps(json.loads(given) | {"target_modules": ["c_attn"]}))
     assert f"`--adapter` a={folder}: adapter_config.json: `target_modules`" in cli(*arguments)[2]
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
-    (folder / "adapter_model.safetensors").write_bytes(bytes(9))
+    config.write_text(given)
+    weights.write_bytes(weights.read_bytes()[:-1])
     exit_code, _, stderr = cli(*arguments)
-    assert exit_code == 2 and f"`--adapter` a={folder}: adapter_model.safetensors: " in stderr
+    assert exit_code == 2 and f"`--adapter` a={folder}: adapter_model.safetensors: it is truncated" in stderr
+
+
+def test_an_adapter_is_refused_for_its_weights(cli: Cli, model_folder: Path, tmp_path: Path) -> None:
+    folder = write_random_adapter(tmp_path / "adapter", read_model_config(model_folder), rank=8, seed=0)
+    config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    fields = json.loads(config.read_text())
+    arguments = ("up", "--model", str(model_folder), "--adapter", f"a={folder}")
+
+    config.write_text(json.dumps(fields | {"rank_pattern": {"q_proj": 4}}))
+    exit_code, stdout, stderr = cli(*arguments)
+    assert exit_code == 2 and "ready" not in stdout and stderr.count("\n") == 1
+    assert f"`--adapter` a={folder}: adapter_model.safetensors: tensor `" in stderr
+    assert "has shape [8, " in stderr and "need [4, " in stderr
+
+    config.write_text(json.dumps(fields))
+    tensors = load_file(weights)
+    name = next(iter(tensors))
+    tensors[name][0, 0] = math.nan
+    save_file(tensors, weights)
+    exit_code, stdout, stderr = cli(*arguments)
+    assert exit_code == 2 and "ready" not in stdout and stderr.count("\n") == 1
+    assert f"a={folder}: adapter_model.safetensors: tensor `{name}` holds NaN or infinity; give a PEFT folder" in stderr
 
 
 def test_a_folder_that_can_not_be_written_is_named(data_home: Path) -> None:
