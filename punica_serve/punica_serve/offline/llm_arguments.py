@@ -47,7 +47,7 @@ def device_of(device: object, tensor_parallel: object) -> str:
     """
     if not isinstance(device, str):
         raise ConfigError(f"`device` must be 'cpu' or 'cuda:N', got {reprlib.repr(device)}", param="device")
-    if not isinstance(tensor_parallel, int) or tensor_parallel < 1:
+    if type(tensor_parallel) is not int or tensor_parallel < 1:  # True is an int too
         words = f"`tensor_parallel` must be a number of devices, got {reprlib.repr(tensor_parallel)}"
         raise ConfigError(words, param="tensor_parallel")
     if tensor_parallel == 1:

@@ -37,6 +37,9 @@ def params(**values: Any) -> SamplingParams:
         (lambda: cluster_of("m", None, False, {"dtype": "fp16"}), "LLM: `engine.dtype`: must be 'float32', "),
         (lambda: device_of(None, 1), "`device` must be 'cpu' or 'cuda:N', got None"),
         (lambda: device_of(0, 1), "`device` must be 'cpu' or 'cuda:N', got 0"),
+        (lambda: device_of("cpu", "2"), "`tensor_parallel` must be a number of devices, got '2'"),
+        (lambda: device_of("cpu", True), "`tensor_parallel` must be a number of devices, got True"),
+        (lambda: device_of("cpu", False), "`tensor_parallel` must be a number of devices, got False"),
     ],
 )
 def test_what_makes_no_engine(check: Callable[[], object], message: str) -> None:
