@@ -1,6 +1,7 @@
 """Where the ranks of a group on one host meet: a port that the leader's system chose, so that no old group holds it."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,7 +49,7 @@ def join(
     if is_gpu:
         torch.cuda.set_device(device)  # memory that is pinned, and streams of libraries, belong to the current one
     try:
-        with _on_loopback():
+        with _on_loopback(), _own_excepthook():
             dist.init_process_group(
                 "nccl" if is_gpu else "gloo",
                 store=store,
@@ -75,6 +76,16 @@ def leave_if_lost(device: torch.device) -> None:
     """The same where other ranks are gone. On GPUs it would wait for them, so this process can't join another group."""
     if device.type == "cpu":
         leave()
+
+
+@contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """Keeps the process's hook for uncaught errors. Torch wraps it in one more with each group that begins."""
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Ranks that meet at a port."""
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,3 +36,10 @@ def test_one_that_comes_and_then_dies_ends_the_wait_and_the_next_group_can_meet(
     group = join(open_port(10.0), _CPU, Rank(0, 1), 10.0).group
     assert group.group_name == "0"
     leave()
+
+
+def test_groups_leave_the_hook_for_uncaught_errors_as_it_is() -> None:
+    hook = sys.excepthook
+    join(open_port(10.0), _CPU, Rank(0, 1), 10.0)
+    leave()
+    assert sys.excepthook is hook
