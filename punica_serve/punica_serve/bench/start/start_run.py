@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -65,7 +66,7 @@ def run(settings: StartSettings, progress: Progress) -> Report:
 
 def start_once(config: EngineConfig, device: str) -> Start:
     """Starts an engine and ends it. Raises RuntimeError if it can't be started."""
-    command = [sys.executable, "-P", "-m", _MODULE, config.model_dump_json(), device]
+    command = [sys.executable, "-P", "-m", _MODULE, config.model_dump_json(), device, f"{time.monotonic()}"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:

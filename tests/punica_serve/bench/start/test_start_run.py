@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ def test_a_group_and_one_device_are_started_in_turn(tiny_llama: Path) -> None:
         assert 0 < record["imports_s"] < record["total_s"]
     assert "joining_s" in group
     assert report.facts["group over one device"] == pytest.approx(group["total_s"] / one["total_s"], abs=0.006)  # type: ignore[operator]
+
+
+def test_a_start_is_counted_from_when_its_process_was_started(tiny_llama: Path) -> None:
+    began_s = time.monotonic()
+    start = start_once(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu")
+    assert sum(start.phases.values()) < start.total_s < time.monotonic() - began_s
 
 
 def test_medians_are_compared(tiny_llama: Path) -> None:
