@@ -116,8 +116,8 @@ class EngineConfig(ConfigModel):
     divide_lora_from: PositiveInt | None = None
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
     #: GPUs: NCCL, one or two shots over memory that all of them map, or a layer's exchange, its sums and its norm in
-    #: one kernel; NCCL where nobody measured. nccl: always so. fused: as auto, but that kernel up to 1 MiB, measured or
-    #: not.
+    #: one kernel; NCCL where nobody measured. nccl: always so. fused: as auto, but that kernel up to 1 MiB at least,
+    #: also on GPUs where nobody measured it.
     exchange: Exchange = "auto"
     #: Times of `auto`, as `punica-serve bench collectives --table FILE` writes them; by default those that ship.
     exchange_times: File | None = None

@@ -25,7 +25,8 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 #: Sizes of groups for which torch's one shot adds in the order of ranks on each of them, and so to the same bits.
 _ORDERED_SIZES = (2, 4, 8)
-#: Bytes up to which `engine.exchange: fused` takes the one kernel. Each rank reads the rows of all, as in one shot.
+#: Bytes up to which `engine.exchange: fused` takes the one kernel whatever was measured; beyond, as far as it measured
+#: faster. Each rank reads the rows of all, as in one shot.
 FUSED_BYTES = 1 << 20
 _SHIPPED = Path(str(files(__package__).joinpath("exchange_times.yaml")))
 
@@ -116,7 +117,9 @@ def choice_of(config: EngineConfig, device_name: str, num_ranks: int) -> Exchang
     choice = next((choose(group.times) for group in groups), ExchangeChoice())
     if num_ranks not in _ORDERED_SIZES:
         choice = replace(choice, borders=())
-    return replace(choice, max_fused_bytes=FUSED_BYTES) if config.exchange == "fused" else choice
+    if config.exchange == "fused":
+        return replace(choice, max_fused_bytes=max(choice.max_fused_bytes, FUSED_BYTES))
+    return choice
 
 
 def read_times(file: Path) -> ExchangeTimes:

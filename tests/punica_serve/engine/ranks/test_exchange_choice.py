@@ -69,9 +69,9 @@ def test_layers_are_fused_up_to_where_three_kernels_are_as_fast(
 
 def test_fused_can_be_set_for_groups_of_any_size(tiny_llama: Path) -> None:
     config = EngineConfig(model=tiny_llama, exchange="fused")
-    assert choice_of(config, _H100, 2) == replace(
-        choice_of(EngineConfig(model=tiny_llama), _H100, 2), max_fused_bytes=FUSED_BYTES
-    )
+    for device, num_ranks, max_fused_bytes in ((_H100, 2, 16 << 20), (_H100, 4, FUSED_BYTES), (_H200, 2, FUSED_BYTES)):
+        auto = choice_of(EngineConfig(model=tiny_llama), device, num_ranks)
+        assert choice_of(config, device, num_ranks) == replace(auto, max_fused_bytes=max_fused_bytes)
     for device, num_ranks in ((_H100, 3), ("NVIDIA A100", 2)):
         assert choice_of(config, device, num_ranks) == ExchangeChoice((), FUSED_BYTES)
 
