@@ -12,6 +12,8 @@ from punica_serve.errors.reasons import why_unreadable
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+#: Ends of the names of weights that are not read.
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -27,7 +29,8 @@ def weight_files(folder: Path) -> list[Path]:
     names = _names(folder)
     for name in names:
         if not os.path.isfile(folder / name):
-            raise ModelFileMissing(f"{folder / _INDEX} names {name!r}, which is not in {folder}", param=name)
+            message = f"{folder / _INDEX} names {name!r}, which {_absence(folder / name)}; download that file"
+            raise ModelFileMissing(message, param=name)
     files = [folder / name for name in names]
     # Checked here, since safetensors reports a file without read permission as missing.
     for file in files:
@@ -49,11 +52,32 @@ def _names(folder: Path) -> list[str]:
         return [_SINGLE]
     index = folder / _INDEX
     if not os.path.isfile(index):
-        raise ModelFileMissing(f"{folder} has neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
+        raise ModelFileMissing(_told_lack(folder), param=_SINGLE)
     names = sorted(set(convert(read_object(index), _Index, index).weight_map.values()))
     for name in names:
         _check_name(name, folder)
     return names
+
+
+def _absence(path: Path) -> str:
+    """Why a path is no file, to go on with after its name."""
+    if os.path.isdir(path):
+        return "is a folder, not a file"
+    return "is a link to a file that is not there" if os.path.islink(path) else f"is not in {path.parent}"
+
+
+def _told_lack(folder: Path) -> str:
+    """What a folder has instead of weights that are found, and what to do."""
+    for path in (folder / _SINGLE, folder / _INDEX):
+        if os.path.lexists(path):
+            return f"{path} {_absence(path)}; download it in its place"
+    names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
+    if shard := next((name for name in names if name.endswith(".safetensors")), None):
+        return f"{folder} has {shard} and no {_INDEX}, which says what is in each file; download that too"
+    lack = f"{folder} has neither {_SINGLE} nor {_INDEX}; only safetensors weights are read"
+    if other := next((name for name in names if name.endswith(_OTHER_FORMATS)), None):
+        return f"{lack}, not {other}: download those, or convert it by `save_pretrained` of transformers"
+    return f"{lack}: download them"
 
 
 def _check_name(name: str, folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from punica_serve.cli.group_bytes import group_lines
-from punica_serve.cli.model_check import GPUS, check_model, engine_for, gpu_bytes, limit_lines
+from punica_serve.cli.model_check import GPUS, check_files, check_model, engine_for, gpu_bytes, limit_lines
 from punica_serve.cli.shipped_configs import find_config
-from punica_serve.errors import ConfigError
+from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.process.logs import LogLevel, configure_logging
 from punica_serve.process.outputs import check_folder
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from punica_serve.base_model.model_config import ModelConfig
     from punica_serve.config.cluster import ClusterConfig
+    from punica_serve.config.engine_section import EngineConfig
     from punica_serve.registry.snapshot import SharedAdapters
 
 EXIT_ADAPTER_REFUSED = 1
@@ -44,7 +45,8 @@ def command(
 ) -> None:
     """Check a config file, its model folder and its adapters; or a model folder alone.
 
-    Exit code 2: the config or the model is wrong, or does not fit. 1: an adapter is refused; stderr says why.
+    Exit code 2: the config or the model is wrong, lacks files, or does not fit. 1: an adapter is refused; stderr says
+    why. A folder that holds config.json alone, to plan with, passes with a line that no weights are there.
     """
     configure_logging("config check", LogLevel.WARNING)
     if (given is None) == (model is None):
@@ -53,9 +55,20 @@ def command(
         gpu_bytes(gpu)  # a wrong name is told even if there is no model to fit
     folder = model if model is not None else given if given is not None and os.path.isdir(given) else None
     if folder is not None:
-        _print(check_model(engine_for(folder.absolute()), gpu))
+        _check_folder(engine_for(folder.absolute()), gpu)
     elif given is not None:
         _check_file(find_config(given), gpu)
+
+
+def _check_folder(engine: "EngineConfig", gpu: str | None) -> None:
+    """Prints what the configuration says, also if the error is that other files are missing."""
+    lines = check_model(engine, gpu)
+    try:
+        told = check_files(engine)
+    except ModelFileMissing:
+        _print(lines)
+        raise
+    _print(lines if told is None else [*lines, told])
 
 
 def _print(lines: list[str]) -> None:

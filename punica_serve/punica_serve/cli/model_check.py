@@ -1,5 +1,6 @@
 """The lines of `punica-serve config check` about a model: whether it would be served, and what of it fits a GPU."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ GPUS = {"h200": 141 * 10**9, "h100": 80 * 10**9, "a100-80": 80 * 10**9}
 _GIB = 1 << 30
 #: A request's tokens in the last line.
 _USUAL_REQUEST = 2048
+#: A folder with these alone is one to plan with, and no download that was interrupted.
+_ONLY_CONFIGS = frozenset({"config.json", "generation_config.json"})
 
 
 def gpu_bytes(name: str) -> int:
@@ -40,13 +43,14 @@ def engine_for(folder: Path) -> "EngineConfig":
 def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> list[str]:
     """Lines for a reader. ``num_ranks``: GPUs of a group, which divide the model.
 
-    Raises ModelRejected if the model can't be served, ConfigError if it does not fit the GPU.
+    Only its configuration is read. Raises ModelRejected if the model can't be served, ConfigError if it does not fit
+    the GPU.
     """
     from punica_serve.base_model.model_config import read_model_config
     from punica_serve.base_model.rank import Rank
 
     model = read_model_config(engine.model)
-    lines = [*_served(engine, model), *_files(engine, model)]
+    lines = list(_served(engine, model))
     return lines if gpu is None else [*lines, *_Fit.of(engine, engine.share_of(model, Rank(0, num_ranks)), gpu).lines()]
 
 
@@ -69,25 +73,35 @@ def limit_lines(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
         yield "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`"
 
 
-def _files(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
-    """The files that the folder still lacks: one with a config.json alone may be asked about, too.
+def check_files(engine: "EngineConfig") -> str | None:
+    """Checks weights and tokenizer of a model folder. A line about a folder that has its configuration alone.
 
-    Raises ModelRejected for files that are cut short or can't be read, and for weights of another model.
+    Raises ModelFileMissing, with all that the folder lacks, and ModelRejected for files that are cut short or can't be
+    read, and for weights of another model.
     """
-    from punica_serve.base_model.checkpoint import check_tensors
-    from punica_serve.base_model.weight_headers import list_weights
+    missing = list(_missing(engine))
+    if not missing:
+        return None
+    if os.access(engine.model, os.R_OK) and _ONLY_CONFIGS.issuperset(os.listdir(engine.model)):
+        refused = f"no weights and no tokenizer are in {engine.model}, so `up` would refuse it"
+        return f"{refused}: only config.json is checked"
+    raise ModelFileMissing(f"{engine.model} is not complete, so `up` would refuse it: {'; '.join(missing)}")
+
+
+def _missing(engine: "EngineConfig") -> Iterator[str]:
+    """What the folder lacks, each with what to do."""
+    from punica_serve.base_model.checkpoint import checked_weights
+    from punica_serve.base_model.model_config import read_model_config
     from punica_serve.text.tokenizer import Tokenizer
 
     try:
-        listed = list_weights(engine.model)
+        checked_weights(engine.model, read_model_config(engine.model))
     except ModelFileMissing as error:
-        yield f"not there yet: {error.message}"
-    else:
-        check_tensors(engine.model, listed, model)
+        yield error.message
     try:
         Tokenizer.from_folder(engine.tokenizer_folder)
     except ModelFileMissing as error:
-        yield f"not there yet: {error.message}"
+        yield error.message
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def test_a_config_json_alone_says_what_fits_a_gpu(cli: Cli) -> None:
     assert "would be served: 7,615,616,512 weights in bfloat16" in stdout
     assert "adapters may have ranks to 128 (`engine.max_lora_rank`) and update q_proj," in stdout
     assert "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`" in stdout
-    assert "not there yet: " in stdout and "only safetensors weights are read" in stdout
+    assert "no weights and no tokenizer are in " in stdout and "so `up` would refuse it" in stdout
     assert "adapters of rank 16 on the GPU at once: 32\nrequests in a step: 32\n" in stdout
     assert "requests of the longest, 32,768" in stdout
 
@@ -59,7 +59,7 @@ def test_a_model_that_does_not_fit_is_told_with_the_sizes(cli: Cli) -> None:
 
 def test_a_whole_folder_lacks_nothing(cli: Cli, model_folder: Path) -> None:
     exit_code, stdout, _ = cli("config", "check", str(model_folder))
-    assert exit_code == 0 and "not there yet" not in stdout and "GiB" not in stdout
+    assert exit_code == 0 and "no weights" not in stdout and "GiB" not in stdout
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,63 @@ def test_weights_cut_short_are_refused_with_both_sizes_in_a_folder_and_in_a_conf
     weights.write_bytes(kept := weights.read_bytes()[:num_kept])
     for argument in (model_folder, write_config()):
         exit_code, stdout, stderr = cli("config", "check", str(argument))
-        assert exit_code == 2 and "not there yet" not in stdout
+        assert exit_code == 2 and "would be served" not in stdout
         assert f"{weights} is cut short: it has {len(kept):,} bytes, {told}" in stderr and "download it again" in stderr
+
+
+def _lose_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    names = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def _lose_the_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def _lose_the_index(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _replace_by_a_folder(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
+def _replace_by_a_dangling_link(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("gone")
+
+
+def _lose_the_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("break_folder", "message"),
+    [
+        (_lose_a_shard, "index.json names 'model-2.safetensors', which is not in "),
+        (_lose_the_tokenizer, "tokenizer.json can't be read: No such file or directory; set `engine.tokenizer` to"),
+        (_lose_the_index, "has model-1.safetensors and no model.safetensors.index.json, which says what is in each"),
+        (_pickle, "only safetensors weights are read, not pytorch_model.bin: download those, or convert it by"),
+        (_replace_by_a_folder, "model.safetensors is a folder, not a file; download it in its place"),
+        (_replace_by_a_dangling_link, "model.safetensors is a link to a file that is not there; download it in its"),
+        (_lose_the_weights, "only safetensors weights are read: download them"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_is_refused_as_by_up_with_what_its_config_says(
+    cli: Cli, model_folder: Path, break_folder: Callable[[Path], None], message: str
+) -> None:
+    break_folder(model_folder)
+    exit_code, stdout, stderr = cli("config", "check", str(model_folder))
+    assert exit_code == 2 and "would be served: " in stdout
+    assert f"{model_folder} is not complete, so `up` would refuse it: " in stderr and message in stderr
+    exit_code, _, stderr = cli("up", "--model", str(model_folder))
+    assert exit_code == 2 and message in stderr
 
 
 def test_a_tokenizer_cut_short_is_refused(cli: Cli, model_folder: Path) -> None:
