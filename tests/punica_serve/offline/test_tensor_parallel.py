@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from process_tree import alive, command_line, descendants
-from punica_serve import LLM, SamplingParams
+from punica_serve import LLM
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import group_start
 from punica_serve.engine.engine import Engine
@@ -19,7 +19,7 @@ from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError, ModelRejected
 from punica_serve.offline.llm import Answer
-from punica_serve.protocol import AdapterRef
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 _DEADLINE_S = 30.0
 
@@ -82,6 +82,21 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
     for answer, other in zip(answers, expected, strict=True):
         ours, theirs = ([entry.logprob for entry in each.logprobs] for each in (answer, other))
         assert ours == pytest.approx(theirs, abs=2e-4)
+
+
+def test_a_frozen_rank_ends_a_step_as_soon_as_it_is_found(tiny_llama: Path) -> None:
+    """Long before an exchange would give up."""
+    settings = GroupSettings(silence_timeout_s=1.0)
+    engine = Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", others=settings)
+    try:
+        os.kill(engine.ranks[0].pid, signal.SIGSTOP)
+        started_s = time.monotonic()
+        engine.add(Request("r", 0, (1, 2), SamplingParams(max_tokens=1)))
+        with pytest.raises(RankLost, match=r"rank 1 \(cpu\) has answered no ping for 1 s"):
+            engine.step()
+        assert time.monotonic() < started_s + settings.exchange_timeout_s / 4
+    finally:
+        engine.close()
 
 
 @pytest.mark.slow

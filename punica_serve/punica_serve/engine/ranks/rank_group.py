@@ -208,6 +208,7 @@ class RankGroup:
         with self._changed:
             self._loss = loss
             self._changed.notify_all()
+        self._processes.kill()  # a frozen rank's sockets would hold the leader's exchange on a CPU until its timeout
         self._pending.fail(loss)
         if self._on_loss is not None:
             self._on_loss(loss)

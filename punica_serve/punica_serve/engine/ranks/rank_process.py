@@ -64,6 +64,10 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return "it has closed its link"
 
+    def kill(self) -> None:
+        """Does nothing if it has ended. On any thread."""
+        self._process.kill()
+
     def stop(self, timeout_s: float) -> bool:
         """Waits until the process has ended by itself, and kills it after the timeout: whether it needed no kill."""
         try:

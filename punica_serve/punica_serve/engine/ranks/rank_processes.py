@@ -53,6 +53,11 @@ class RankProcesses:
         finally:
             os.close(ring_fd)  # the memory stays, as long as a process has mapped it
 
+    def kill(self) -> None:
+        """Kills all, on any thread, and waits for none: ``end`` does."""
+        for rank in self.ranks:
+            rank.kill()
+
     def end(self, timeout_s: float) -> None:
         """Waits until all have ended, and kills those that have not within the timeout. May be called again."""
         if self._has_ended:
