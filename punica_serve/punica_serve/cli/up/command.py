@@ -27,6 +27,9 @@ from punica_serve.process import run
 from punica_serve.process.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from punica_serve.cli.up.written_config import WrittenConfig
     from punica_serve.config.cluster import ClusterConfig
 
 #: Frontends, runners and scheduler stop one after the other.
@@ -76,8 +79,8 @@ class Options:
     """The options as given."""
 
     path: Path
-    #: The config was written for `--model`, so its adapters are those of `--adapter`.
-    is_written: bool
+    #: The config for `--model`, which is written to ``path`` after the checks; None with `--config`.
+    written: "WrittenConfig | None"
     host: str | None
     port: int | None
     num_runners: int
@@ -109,28 +112,29 @@ def command(
 
     source = context.get_parameter_source("config")
     is_given = source is not None and source.name == "COMMANDLINE"
-    path = _config_path(config, model, adapter or [], device or [], is_given=is_given)
-    options = Options(
-        path, model is not None, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format
-    )
+    written = _written_config(model, adapter or [], device or [], is_given=is_given)
+    path = config if written is None else written.path
+    options = Options(path, written, host, port, runners, frontends, insecure_no_auth, key, log_level, log_format)
     console = Console(highlight=False)
-    if model is not None:
-        console.print(f"config: {path}", soft_wrap=True)
     if on_ray:
         from punica_serve.cli.up.on_ray.serve import serve as serve_on_ray
 
         ray_plan = _ray_plan(options)
+        _write(written, console)
         serving, log_format = serve_on_ray(ray_plan, console), ray_plan.config.log.format
     else:
         from punica_serve.cli.up.local import serve
 
         plan = _plan(options)
+        _write(written, console)
         serving, log_format = serve(plan, console), plan.log_format
     run.run_process("up", serving, log_level=log_level, log_format=log_format, stop_timeout_s=STOP_TIMEOUT_S)
 
 
-def _config_path(config: Path, model: str | None, adapters: list[str], devices: list[str], *, is_given: bool) -> Path:
-    """The config file to run: ``config``, or one for `--model` and what goes with it. Raises ConfigError.
+def _written_config(
+    model: str | None, adapters: list[str], devices: list[str], *, is_given: bool
+) -> "WrittenConfig | None":
+    """The config for `--model` and what goes with it; None without `--model`. Raises ConfigError.
 
     ``is_given``: whether `--config` was there.
     """
@@ -138,12 +142,19 @@ def _config_path(config: Path, model: str | None, adapters: list[str], devices: 
         if adapters or devices:
             name = "adapter" if adapters else "device"
             raise ConfigError(f"`--{name}` goes with `--model`; a config file has its own setting", param=name)
-        return config
+        return None
     if is_given:
         raise ConfigError("`--model` and `--config` both say what to serve; give only one", param="model")
-    from punica_serve.cli.up.written_config import write_config
+    from punica_serve.cli.up.written_config import config_for
 
-    return write_config(model, adapters, devices)
+    return config_for(model, adapters, devices)
+
+
+def _write(written: "WrittenConfig | None", console: "Console") -> None:
+    """Writes the config for `--model`, if there is one, and prints its path. Raises ConfigError."""
+    if written is not None:
+        written.write()
+        console.print(f"config: {written.path}", soft_wrap=True)
 
 
 def _plan(options: Options) -> Plan:
@@ -194,10 +205,10 @@ def _checked_config(options: Options) -> "ClusterConfig":
     """The config with the options applied. Raises ConfigError and ModelRejected."""
     from punica_serve.config.cluster import load_config
 
-    config = load_config(options.path).with_log_format(options.log_format)
-    config = config.without_auth(options.insecure_no_auth)
+    config = load_config(options.path) if options.written is None else options.written.config
+    config = config.with_log_format(options.log_format).without_auth(options.insecure_no_auth)
     model = check_config(config)
-    if options.is_written:
+    if options.written is not None:
         from punica_serve.cli.up.given_adapters import check_given_adapters
 
         check_given_adapters(config, model)

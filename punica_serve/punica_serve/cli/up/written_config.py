@@ -7,6 +7,7 @@ needs more settings copies it.
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,31 +15,46 @@ from typing import Any
 import yaml
 
 from punica_serve.adapters.adapter_limits import limit_settings
-from punica_serve.config.cluster import parse_config
+from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.errors import ConfigError
 
+_SOURCE = "the options of `up`"
 _HEADING = (
     "# Written by `punica-serve up --model`. Copy it to change more settings; `up --config FILE` reads the copy.\n"
 )
 
 
-def write_config(model: str, adapters: Sequence[str], devices: Sequence[str]) -> Path:
-    """Writes the config for a model folder, ``NAME=FOLDER`` adapters and devices. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class WrittenConfig:
+    """A config file that is not written yet, so that one which is refused leaves no file."""
+
+    path: Path
+    text: str
+    #: The text, parsed.
+    config: ClusterConfig
+
+    def write(self) -> None:
+        """Raises ConfigError if the file can't be written."""
+        try:
+            _replace(self.path, self.text)
+        except OSError as error:
+            message = f"{self.path} can't be written: {error.strerror}; set XDG_DATA_HOME"
+            raise ConfigError(message, param="model") from error
+
+
+def config_for(model: str, adapters: Sequence[str], devices: Sequence[str]) -> WrittenConfig:
+    """The config for a model folder, ``NAME=FOLDER`` adapters and devices. Raises ConfigError."""
     # Several such servers run side by side on a host: each scheduler takes a free port.
     document: dict[str, Any] = {"engine": {"model": _absolute(model)}, "scheduler": {"port": 0}}
     if adapters:
         document["adapters"] = _adapters(adapters)
     if devices:
         document["runner"] = {"devices": list(devices)}
-    config = parse_config(document, source="the options of `up`", folder=Path.cwd())
+    config = parse_config(document, source=_SOURCE, folder=Path.cwd())
     document["engine"] |= limit_settings(config.adapters.values())
     text = _HEADING + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     path = config.data_folder / "up" / f"{sha256(text.encode()).hexdigest()[:16]}.yaml"
-    try:
-        _replace(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}; set XDG_DATA_HOME", param="model") from error
-    return path
+    return WrittenConfig(path, text, parse_config(yaml.safe_load(text), source=_SOURCE, folder=path.parent))
 
 
 def _adapters(given: Sequence[str]) -> dict[str, str]:

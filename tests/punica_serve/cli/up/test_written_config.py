@@ -10,11 +10,18 @@ from safetensors.numpy import load_file, save_file
 
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.cli.up.written_config import write_config
+from punica_serve.cli.up.written_config import config_for
 from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError
 
 Cli = Callable[..., tuple[int, str, str]]
+
+
+def write_config(model: str, adapters: list[str], devices: list[str]) -> Path:
+    written = config_for(model, adapters, devices)
+    written.write()
+    assert load_config(written.path) == written.config
+    return written.path
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +72,11 @@ def test_the_same_options_use_the_same_file_and_leave_nothing_else(data_home: Pa
         (["--device", "cpu"], "`--device` goes with `--model`"),
     ],
 )
-def test_wrong_options_are_refused_in_a_line(cli: Cli, arguments: list[str], message: str) -> None:
-    exit_code, _, stderr = cli("up", *arguments)
-    assert exit_code == 2
+def test_wrong_options_are_refused_in_a_line_and_leave_no_file(
+    cli: Cli, data_home: Path, arguments: list[str], message: str
+) -> None:
+    exit_code, stdout, stderr = cli("up", *arguments)
+    assert exit_code == 2 and not stdout and not list(data_home.rglob("*.yaml"))
     assert message in stderr and stderr.count("\n") == 1
 
 
@@ -80,10 +89,13 @@ def test_wrong_options_are_refused_in_a_line(cli: Cli, arguments: list[str], mes
         ("a=demo:model", "adapter_config.json: can't be read: No such file or directory; give a PEFT folder for this"),
     ],
 )
-def test_an_adapter_that_can_not_be_served_is_refused_by_name(cli: Cli, adapter: str, message: str) -> None:
+def test_an_adapter_that_can_not_be_served_is_refused_by_name_and_leaves_no_file(
+    cli: Cli, data_home: Path, adapter: str, message: str
+) -> None:
     exit_code, stdout, stderr = cli("up", "--model", "demo:model", "--adapter", adapter)
-    assert exit_code == 2 and "ready" not in stdout
+    assert exit_code == 2 and not stdout
     assert message in stderr and stderr.count("\n") == 1
+    assert not list(data_home.rglob("*.yaml"))
 
 
 def test_an_adapter_of_another_model_or_cut_short_is_refused_by_name(
