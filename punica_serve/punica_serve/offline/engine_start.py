@@ -10,6 +10,7 @@ from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_processes import RankProcesses
+from punica_serve.offline.dropped_llm import await_dropped
 from punica_serve.offline.lost_rank import end_if_hung
 from punica_serve.process.start_clock import StartClock
 
@@ -47,4 +48,5 @@ def _start_others(config: EngineConfig, model: ModelConfig, device: str) -> Rank
     if len(devices) == 1 or why_no_group(devices):
         return None
     config.share_of(model, Rank(0, len(devices)))
+    await_dropped()
     return RankProcesses(config, devices, GroupSettings())

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
+from punica_serve.offline.dropped_llm import close_when_dropped
 from punica_serve.offline.engine_start import start_engine
 from punica_serve.offline.llm_arguments import (
     Prompt,
@@ -83,6 +84,7 @@ class LLM:
             raise AdapterRejected(f"adapter {name!r}: {refusal}", param=refusal.param)
         self._adapters = RegistrySnapshot(shared=shared)
         self.engine = start_engine(config, shape, devices)
+        self._closing = close_when_dropped(self, self.engine) if self.engine.ranks else None
         self._is_open = True
         self._num_requests = 0
 
@@ -134,6 +136,8 @@ class LLM:
     def close(self) -> None:
         """May be called again."""
         self._is_open = False
+        if self._closing is not None:
+            self._closing.detach()
         self.engine.close()
 
     def __enter__(self) -> "LLM":
