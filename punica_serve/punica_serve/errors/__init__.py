@@ -192,6 +192,8 @@ class ModelRejected(PunicaError):
 class ModelFileMissing(ModelRejected):
     """A file that the base model needs is not in its folder: nobody has put it there, or a download still runs."""
 
+    code = "model_file_missing"
+
 
 class ConfigError(PunicaError):
     """A config file, an option or an address is wrong. The command line prints it and exits with 2."""

@@ -163,15 +163,15 @@ class ProcessPool:
             self._end(child, f"can't be started: {error}")
 
     def _end(self, child: _Child, reason: str) -> None:
-        """Records the end of a process, and when the next one starts."""
+        """Records the end of a process, and when the next one starts. The log tells before its job counts as left."""
         self._kill(child)
+        log.warning("CPU process %d of `engine.cold_start` %s; another one replaces it", child.number, reason)
         now_s = time.monotonic()
         is_old = now_s - child.started_s > _LONG_LIFE_S
         child.pause_s = 0.0 if is_old else min(max(_FIRST_PAUSE_S, 2 * child.pause_s), _LONGEST_PAUSE_S)
         child.starts_s = now_s + child.pause_s
         self._memory.pids[child.number] = 0
         self._memory.left[child.number] = self._last_key
-        log.warning("CPU process %d of `engine.cold_start` %s; another one replaces it", child.number, reason)
 
     def _is_open(self, missed: _MissedWait) -> bool:
         """Kills those that have not left the job after a while. False once all have left it."""
