@@ -34,6 +34,7 @@ def test_a_dropped_group_ends_and_the_next_one_can_begin(tiny_llama: Path) -> No
     assert not any(thread.name in ("rank-watch", "engine-closer") for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_one_within_a_cycle_of_references_ends_too(tiny_llama: Path) -> None:
     cycle: list[Any] = [_llm(tiny_llama)]
     cycle.append(cycle)
@@ -44,6 +45,7 @@ def test_one_within_a_cycle_of_references_ends_too(tiny_llama: Path) -> None:
     assert not alive(pids)
 
 
+@pytest.mark.slow
 def test_a_group_ends_though_a_thread_of_its_own_drops_it(tiny_llama: Path) -> None:
     """As where the garbage collector runs there."""
     dropped = [_llm(tiny_llama)]

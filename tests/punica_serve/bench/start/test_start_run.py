@@ -12,6 +12,7 @@ def _settings(model: Path, num_rounds: int = 1) -> StartSettings:
     return StartSettings(EngineConfig(model=model, cpu_threads=1), "cpu", tensor_parallel=2, num_rounds=num_rounds)
 
 
+@pytest.mark.slow
 def test_a_group_and_one_device_are_started_in_turn(tiny_llama: Path) -> None:
     report = run(_settings(tiny_llama), Progress(disable=True))
     assert not report.failures
