@@ -17,7 +17,7 @@ from punica_serve.registry.registry import Registry
 
 _PATH = "/v1/adapters/{name:path}"
 _PLACED: Responses = {200: json_answer(PlacedAdapter, "The adapter."), **refusals(404, 409)}
-_PREFETCH: Responses = {202: json_answer(Prefetch, "It is being loaded."), **refusals(400, 404)}
+_PREFETCH: Responses = {202: json_answer(Prefetch, "It is being loaded."), **refusals(400, 404, 422)}
 
 
 def pinning_router(registry: Registry, client: SchedulerClient) -> APIRouter:
