@@ -11,6 +11,7 @@ from torch import Tensor
 
 from punica_kernels.exchange_words import done_word
 from punica_serve.bench.cpu_assist_figures.figure_settings import FigureSettings, LayerTime
+from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
 from punica_serve.engine.adapters.layer_arrival import CpuArrival
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
@@ -36,7 +37,8 @@ def measure_layers(
 
 def _by_processes(assist: CpuAssist, weights: Sequence[GroupWeights], count: int, settings: FigureSettings) -> float:
     """Median seconds of a layer, with the copies of x and of the result within shared memory."""
-    times = [_job_s(assist, weights, count, settings.num_tokens) for _ in range(settings.num_repeats + 1)]
+    with off_last_cores(max(settings.counts)):
+        times = [_job_s(assist, weights, count, settings.num_tokens) for _ in range(settings.num_repeats + 1)]
     return statistics.median(times[1:])
 
 

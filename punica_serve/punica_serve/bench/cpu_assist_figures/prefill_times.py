@@ -12,6 +12,7 @@ from torch import Tensor
 from punica_kernels.exchange_words import NUM_STEP_WORDS
 from punica_serve.bench.cpu_assist_figures.figure_settings import AssistedPrefillTime, FigureSettings
 from punica_serve.bench.cpu_assist_figures.layer_times import MAX_WAIT_S, exchange_layer
+from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords, CudaArrival
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
@@ -32,7 +33,8 @@ def measure_prefills(
     times = []
     for count in (count for count in settings.counts if count <= len(assist.pool.ready)):
         for run, waits in ((prefills.sync_free, "sync-free"), (prefills.synchronous, "synchronous")):
-            seconds = [prefills.time(run, weights, count) for _ in range(settings.num_repeats + 1)]
+            with off_last_cores(max(settings.counts)):
+                seconds = [prefills.time(run, weights, count) for _ in range(settings.num_repeats + 1)]
             median_s = statistics.median(seconds[1:])
             times.append(AssistedPrefillTime("sync-free" if waits == "sync-free" else "synchronous", count, median_s))
     return times

@@ -23,6 +23,7 @@ from punica_serve.bench.cpu_assist_figures.echo_process import (
     wait_for,
 )
 from punica_serve.bench.cpu_assist_figures.figure_settings import RoundTrip, Way
+from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
 from punica_serve.process.ending import end_program
 
 #: Until the processes are warm.
@@ -45,7 +46,7 @@ def measure_round_trips(counts: Sequence[int], num_bytes: int, num_repeats: int)
     for count in counts:
         for way, rounds in (("shared memory", _memory_rounds), ("sockets", _socket_rounds)):
             result.fill(0)
-            with rounds(count, source, result) as run:
+            with rounds(count, source, result) as run, off_last_cores(count):
                 seconds = _median_s(run, num_repeats)
             if not np.array_equal(source, result):
                 raise RuntimeError(f"the bytes that came back over {way} are others")
