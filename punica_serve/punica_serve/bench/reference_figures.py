@@ -141,6 +141,7 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coldstart_loads: dict[str, Bound]
     coldstart_series: dict[str, Bound]
     prefix_caching: dict[str, Bound]
+    serving: dict[str, Bound]
     control_plane: dict[str, Bound]
 
     def pair_goal(self, rank: int, batch_size: int, population: Population) -> float | None:

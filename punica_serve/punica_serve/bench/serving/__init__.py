@@ -9,5 +9,5 @@ served_times.py       times of each request, and what is computed from them
 serving_cluster.py    a cluster of our own to measure, with as many dummy adapters as the workloads need
 bare_engine.py        the same closed loop on an engine without the stack
 serving_peer.py       files and a command for measuring vLLM
-serving_run.py        the run; serving_report.py its report
+serving_run.py        the run; serving_report.py its report; serving_goals.py the goals in it
 """

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from punica_serve.bench.report import Column, Report, TableData, Value, host_facts, numbers
+from punica_serve.bench.serving.serving_goals import serving_goals
 from punica_serve.bench.serving.serving_run import ServingRow
 from punica_serve.bench.serving.serving_settings import ServingSettings
 
@@ -54,7 +55,7 @@ def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_nam
         name="serving",
         machine=host_facts(),
         settings={**asdict(settings), "model": model_name},
-        tables=[table, *_long_tables(rows, settings)],
+        tables=[table, *_long_tables(rows, settings), *serving_goals(rows)],
         figures={"": lambda figure: _draw(figure, table)},
         failures=[failure for row in rows for failure in _failures(row)],
     )

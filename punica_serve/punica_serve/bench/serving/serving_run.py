@@ -31,7 +31,7 @@ from punica_serve.bench.serving.serving_workloads import (
 from punica_serve.bench.serving.socket_stream import SocketClient
 from punica_serve.bench.token_bar import TokenBar
 from punica_serve.config.cluster import ClusterConfig
-from punica_serve.errors import RequestFailed
+from punica_serve.errors import ConfigError, RequestFailed
 from punica_serve.links.client_errors import message_of, no_answer
 
 _TIMEOUT_S = 60.0
@@ -68,6 +68,7 @@ def run_all(
     config: ClusterConfig, model: ModelConfig, settings: ServingSettings, key: str | None, progress: Progress
 ) -> list[ServingRow]:
     """Raises ConfigError, ClusterUnavailable, RequestFailed and Unauthorized."""
+    _check_one_engine(config, settings)
     context = config.engine.context_of(model)
     loads = {
         (workload, population): requests_of(
@@ -91,6 +92,14 @@ def run_all(
     if "engine" in settings.apis:
         rows += _measure_engine(config, model, settings, loads, count, progress)
     return rows
+
+
+def _check_one_engine(config: ClusterConfig, settings: ServingSettings) -> None:
+    """Raises ConfigError for a cluster that can't be compared with the bare engine."""
+    num_workers = len(config.runner.workers)
+    if "engine" in settings.apis and settings.served_apis and num_workers > 1:
+        message = f"`--apis engine` compares a cluster with one engine, but `runner.devices` has {num_workers} workers"
+        raise ConfigError(f"{message}; name a config with one, or leave `engine` out", param="apis")
 
 
 @contextmanager

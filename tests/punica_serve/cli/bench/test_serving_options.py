@@ -16,6 +16,7 @@ import pytest
         (("--requests", "8,9"), "`--requests` has 2 numbers for 1 workload; give one, or one for each"),
         (("--requests", "8", "--populations", "all"), "`--populations` names 'all'; there are distinct, skewed, base"),
         (("--apis", "engine", "--rate", "5"), "runs a closed loop on an engine of its own; leave `--rate` out"),
+        (("--apis", "http,engine"), "compares a cluster with one engine, but `runner.devices` has 2 workers; name"),
     ],
 )
 def test_a_wrong_option_is_named(cli: Callable[..., Any], options: tuple[str, ...], message: str) -> None:
