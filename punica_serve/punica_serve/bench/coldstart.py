@@ -6,30 +6,31 @@ comparison, another stream uses adapters that are all on the device. The two alt
 round. The device has room for all warm adapters and a few cold ones, which are evicted for the next.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from functools import partial
 
-import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.driver import preload, step
-from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
+from punica_serve.bench.coldstart_stream import ColdstartSettings, StreamTimes, run_stream
+from punica_serve.bench.driver import preload
+from punica_serve.bench.page_cache import cached_share, read_once
+from punica_serve.bench.random_adapters import (
+    adapter_files,
+    fill_host_cache,
+    pack_to_disk,
+    packed_file,
+    write_folders,
+)
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import timed
-from punica_serve.config.engine_section import ColdStart
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import ConfigError, RequestFailed
-from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 
-_PROMPT_SEED = 7
-#: Steps in which all warm requests decode before the stream begins.
-_SETTLING_STEPS = 10
 #: Arrivals of a warm-up round that is not counted.
 _PILOT_ARRIVALS = 4
 
@@ -39,40 +40,29 @@ _COLD_RESIDENT = 4
 #: Room for packed forms: everything is kept.
 CACHE_BYTES = 1 << 50
 
-Source = Literal["host", "packed", "files"]
-
-
-@dataclass(frozen=True, slots=True)
-class ColdstartSettings:
-    """The benchmark's options."""
-
-    #: Where the cold adapters are.
-    source: Source = "host"
-    num_arrivals: int = 32
-    #: Time from one arrival to the next.
-    gap_s: float = 0.1
-    num_prompt_tokens: int = 128
-    #: Output tokens of a stream's request, which finishes before the next arrives.
-    num_output_tokens: int = 8
-    #: Each round has one cold and one warm stream. With an even number, each kind goes first equally often.
-    num_rounds: int = 4
-    rank: int = 16
-    #: Requests in a step, of which one is the stream's. With 1 the device is idle between the stream's requests.
-    batch_size: int = 32
-    #: `engine.cold_start`.
-    mode: ColdStart = "layerwise"
-    #: Folder for temporary adapter files; None means the system's.
-    folder: Path | None = None
+#: Opens the packed file of an adapter.
+OpenPacked = Callable[[AdapterRef], AbstractContextManager[int]]
 
 
 @dataclass(slots=True)
-class StreamTimes:
-    """The times measured in the streams of one kind."""
+class CachedShares:
+    """Shares of packed files in the page cache; none where the system does not tell."""
 
-    #: Time from each arrival to its first token.
-    first_token_s: list[float] = field(default_factory=list)
-    #: Times between the tokens of the warm requests, while the stream ran.
-    between_tokens_s: list[float] = field(default_factory=list)
+    #: As the files were found before each cold stream.
+    found: list[float] = field(default_factory=list)
+    #: After they were read once more, just before the stream.
+    at_start: list[float] = field(default_factory=list)
+
+    def fill(self, adapters: Sequence[AdapterRef], open_packed: OpenPacked) -> None:
+        """Brings the files of a stream into the page cache. Raises OSError."""
+        for ref in adapters:
+            with open_packed(ref) as descriptor:
+                found = cached_share(descriptor)
+                read_once(descriptor)
+                at_start = cached_share(descriptor)
+            if found is not None and at_start is not None:
+                self.found.append(found)
+                self.at_start.append(at_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +71,8 @@ class ColdstartMeasured:
 
     warm: StreamTimes
     cold: StreamTimes
+    #: Of the packed files of cold streams.
+    cached: CachedShares = field(default_factory=CachedShares)
 
 
 def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> ColdstartMeasured:
@@ -111,7 +103,11 @@ def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> Co
             if settings.source == "packed":
                 task = progress.add_task("packing", total=num_cold)
                 pack_to_disk(refs[num_host:], cache, subject.model, subject.dtype, lambda: progress.advance(task))
-            _run_rounds(engine, refs[:num_warm], refs[num_warm:], settings, measured, progress)
+            if settings.source != "host":
+                with timed(progress, "writing back"):
+                    os.sync()  # so that the disk is idle while streams run
+            open_packed = partial(packed_file, cache=cache, model=subject.model, dtype=subject.dtype)
+            _run_rounds(engine, refs[:num_warm], refs[num_warm:], settings, measured, open_packed, progress)
         finally:
             engine.close()
     return measured
@@ -133,6 +129,7 @@ def _run_rounds(
     cold: Sequence[AdapterRef],
     settings: ColdstartSettings,
     measured: ColdstartMeasured,
+    open_packed: OpenPacked,
     progress: Progress,
 ) -> None:
     """Each round's cold stream uses new adapters; the warm one always uses the same."""
@@ -145,6 +142,8 @@ def _run_rounds(
             adapters = cold[first : first + settings.num_arrivals] if is_cold else resident
             if not is_cold:
                 preload(engine, [*beside, *resident])
+            elif settings.source == "packed":
+                measured.cached.fill(adapters, open_packed)
             check_place(engine, adapters, is_cold=is_cold)
             times = measured.cold if is_cold else measured.warm
             run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")
@@ -158,102 +157,3 @@ def check_place(engine: Engine, adapters: Sequence[AdapterRef], *, is_cold: bool
         raise RequestFailed("an adapter of the cold stream is on the device already")
     if not is_cold and digests - on_device:
         raise RequestFailed("an adapter of the warm stream is not on the device")
-
-
-def run_stream(
-    engine: Engine,
-    warm: Sequence[AdapterRef],
-    adapters: Sequence[AdapterRef],
-    settings: ColdstartSettings,
-    times: StreamTimes,
-    *,
-    run: str,
-) -> None:
-    """Runs one stream beside the warm requests, which are cancelled at its end."""
-    stream = _Stream(engine, warm, adapters, settings, times, run)
-    try:
-        stream.settle()
-        stream.run()
-    finally:
-        stream.cancel()
-
-
-class _Stream:
-    """One stream of requests, and the warm ones beside it."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        warm: Sequence[AdapterRef],
-        adapters: Sequence[AdapterRef],
-        settings: ColdstartSettings,
-        times: StreamTimes,
-        run: str,
-    ) -> None:
-        self._engine = engine
-        self._times = times
-        self._gap_s = settings.gap_s
-        tokens = np.random.default_rng(_PROMPT_SEED)
-
-        def request(name: str, number: int, ref: AdapterRef, max_tokens: int) -> Request:
-            prompt = tokens.integers(engine.model_config.vocab_size, size=settings.num_prompt_tokens)
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-            return Request(f"{run}-{name}-{number}", number, tuple(prompt.tolist()), params, ref)
-
-        longest = engine.longest_request - settings.num_prompt_tokens
-        self._warm = [request("warm", number, ref, longest) for number, ref in enumerate(warm)]
-        after = len(self._warm)
-        self._arriving = [
-            request("new", after + number, ref, settings.num_output_tokens) for number, ref in enumerate(adapters)
-        ]
-        self._num_left = len(self._arriving)
-        self._warm_ids = {request.request_id for request in self._warm}
-        self._due_s: dict[str, float] = {}
-        self._last_s: dict[str, float] = {}
-
-    def settle(self) -> None:
-        """Runs steps until all warm requests decode."""
-        for request in self._warm:
-            self._engine.add(request)
-        started: set[str] = set()
-        num_steps = 0
-        while len(started) < len(self._warm) or num_steps < _SETTLING_STEPS:
-            output = self._step()
-            started.update(token.request_id for token in output.tokens)
-            num_steps += len(started) == len(self._warm)
-
-    def run(self) -> None:
-        """Adds each request when it is due, and runs steps until all have ended."""
-        started_s = time.perf_counter()
-        waiting = [(started_s + number * self._gap_s, request) for number, request in enumerate(self._arriving)]
-        waiting.reverse()
-        while self._num_left:
-            while waiting and waiting[-1][0] <= time.perf_counter():
-                due_s, request = waiting.pop()
-                self._due_s[request.request_id] = due_s
-                self._engine.add(request)
-            self._note(self._step(), time.perf_counter())
-
-    def cancel(self) -> None:
-        for request in (*self._warm, *self._arriving):
-            self._engine.cancel(request.request_id)
-
-    def _step(self) -> StepOutput:
-        output = step(self._engine)
-        if not output.has_run:
-            self._engine.wait(self._gap_s)
-        return output
-
-    def _note(self, output: StepOutput, now_s: float) -> None:
-        for token in output.tokens:
-            name = token.request_id
-            if name in self._warm_ids:
-                if name in self._last_s:
-                    self._times.between_tokens_s.append(now_s - self._last_s[name])
-                self._last_s[name] = now_s
-            elif token.position == 0:
-                self._times.first_token_s.append(now_s - self._due_s[name])
-        for name, _ in output.finished:
-            if name in self._warm_ids:
-                raise RequestFailed("a warm request ended before the stream; ask for fewer arrivals or a shorter gap")
-            self._num_left -= 1

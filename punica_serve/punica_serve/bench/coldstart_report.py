@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.coldstart import ColdstartMeasured, ColdstartSettings, Source, StreamTimes, run
+from punica_serve.bench.coldstart import ColdstartMeasured, run
+from punica_serve.bench.coldstart_phases_report import explaining_tables, page_cache_facts
+from punica_serve.bench.coldstart_stream import ColdstartSettings, Source, StreamTimes
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
 from punica_serve.bench.percentiles import percentiles_ms
 from punica_serve.bench.reference_figures import goals
@@ -56,7 +58,7 @@ def make_report(subject: Subject, settings: ColdstartSettings, measured: Coldsta
     tables = [TableData("streams", title, _COLUMNS, rows, (_NOTE,))]
     warm, cold = tables[0].records
     added_ms = _number(cold, "first_token_ms_mean") - _number(warm, "first_token_ms_mean")
-    facts = {"first token, cold - warm, mean ms": added_ms}
+    facts: dict[str, Value] = {"first token, cold - warm, mean ms": added_ms}
     if settings.batch_size > 1:
         facts[_STRETCH] = stretched = _number(cold, "between_ms_p99") / _number(warm, "between_ms_p99")
     if settings.batch_size > 1 and subject.on_gpu and subject.model.name == GOAL_SHAPE:
@@ -65,6 +67,8 @@ def make_report(subject: Subject, settings: ColdstartSettings, measured: Coldsta
         if (bound := bounds.get(f"{settings.source}-{settings.rank}")) is not None:
             found.append(Goal(bound, added_ms))
         tables.append(goals_table(found))
+    tables += explaining_tables(measured.warm, measured.cold)
+    facts |= page_cache_facts(measured.cached)
     return Report(
         name="coldstart",
         machine=machine(str(subject.device)),

@@ -20,6 +20,7 @@ from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, load_adapter
 from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.random_pages import noise, pack_random
@@ -28,6 +29,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted
 from punica_serve.process.outputs import writing
 from punica_serve.protocol import AdapterRef
+from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.packed_folder import PackedCache
 
 #: More threads would only compete for memory bandwidth.
@@ -162,6 +164,17 @@ def _tensor_shapes(model: ModelConfig, rank: int) -> Iterator[tuple[str, tuple[i
 def _in_threads(make: Callable[[int], T], count: int) -> list[T]:
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
         return list(threads.map(make, range(count)))
+
+
+@contextmanager
+def packed_file(ref: AdapterRef, cache: PackedCache, model: ModelConfig, dtype: torch.dtype) -> Iterator[int]:
+    """A descriptor of the packed form that ``pack_to_disk`` has written."""
+    descriptor = CacheFolder(cache.folder).packed.open(ref.digest, PackedLayout.of(model, dtype).name)
+    assert descriptor is not None, "all adapters were packed"
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def pack_to_disk(

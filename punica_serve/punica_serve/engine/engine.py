@@ -19,6 +19,7 @@ from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
@@ -200,6 +201,10 @@ class Engine:
     def resident_adapters(self) -> tuple[str, ...]:
         """Digests of the adapters on the device."""
         return self._loader.adapters.resident
+
+    def take_load_traces(self) -> tuple[LoadTrace, ...]:
+        """The loads that requests began since the last call, the newest ones. Some may still go on."""
+        return self._loader.take_traces()
 
     @property
     def is_copying(self) -> bool:

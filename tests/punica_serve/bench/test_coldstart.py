@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from punica_serve.bench import coldstart
-from punica_serve.bench.coldstart import ColdstartMeasured, ColdstartSettings, Source, run
+from punica_serve.bench import coldstart, coldstart_stream
+from punica_serve.bench.coldstart import ColdstartMeasured, run
 from punica_serve.bench.coldstart_report import make_report
+from punica_serve.bench.coldstart_stream import ColdstartSettings, Source
 from punica_serve.bench.driver import preload
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import leave
@@ -67,7 +68,7 @@ def test_an_adapter_that_was_there_before_is_not_called_cold(subject: Subject, m
 
 def test_every_other_round_begins_warm(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    run_stream = coldstart.run_stream
+    run_stream = coldstart_stream.run_stream
 
     def note_and_run(*rest: Any, run: str) -> None:
         runs.append(run)
@@ -101,3 +102,22 @@ def test_it_leaves_tables_json_and_a_picture(
     added_ms = cold["first_token_ms_mean"] - warm["first_token_ms_mean"]
     assert report.facts["first token, cold - warm, mean ms"] == pytest.approx(added_ms)
     assert (tmp_path / "coldstart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_says_where_the_time_of_first_tokens_went(
+    subject: Subject, measured: ColdstartMeasured, source: Source
+) -> None:
+    report = make_report(subject, replace(SETTINGS, source=source), measured)
+    tables = {table.name: table.records for table in report.tables}
+    added_up_ms = sum(float(row["cold_ms_mean"]) for row in tables["phases"] if row["cold_ms_mean"] is not None)
+    assert added_up_ms == pytest.approx(tables["streams"][1]["first_token_ms_mean"])
+    num_gaps = sum(int(row["num_gaps"] or 0) for row in tables["phases"])
+    assert num_gaps == len(measured.cold.gaps) and 0 < len(tables["longest_gaps"]) <= num_gaps
+    assert all(token.trace is not None for token in measured.cold.first_tokens)
+    assert ("chunks" in tables) == (source == "packed")
+    if source == "packed":
+        (chunks,) = tables["chunks"]
+        # A request that waited for its place may have had its adapter read to host memory before.
+        assert 0 < int(chunks["num_loads"] or 0) <= SETTINGS.num_rounds * SETTINGS.num_arrivals
+        assert chunks["direct_share"] == 0
+        assert report.facts["packed files in the page cache, % as streams begin"] == 100

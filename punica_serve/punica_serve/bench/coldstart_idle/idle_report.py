@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 from rich.progress import Progress
 
-from punica_serve.bench.coldstart import Source
 from punica_serve.bench.coldstart_idle.idle_run import IdleSettings, IdleTimes, run_idle
+from punica_serve.bench.coldstart_stream import Source
 from punica_serve.bench.reference_figures import peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.subject import Subject

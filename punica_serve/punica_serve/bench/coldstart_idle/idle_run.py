@@ -13,7 +13,8 @@ from typing import TypeVar, get_args
 from rich.progress import Progress
 
 from punica_serve.base_model.lora_layout import pages_of_rank
-from punica_serve.bench.coldstart import CACHE_BYTES, ColdstartSettings, Source, StreamTimes, check_place, run_stream
+from punica_serve.bench.coldstart import CACHE_BYTES, check_place
+from punica_serve.bench.coldstart_stream import ColdstartSettings, Source, StreamTimes, run_stream
 from punica_serve.bench.driver import preload
 from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, pack_to_disk, write_folders
 from punica_serve.bench.subject import Subject

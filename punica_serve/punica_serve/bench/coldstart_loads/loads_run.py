@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,19 +16,17 @@ from rich.progress import Progress
 
 from punica_serve.adapters.folder import WEIGHTS_NAME
 from punica_serve.bench.coldstart import CACHE_BYTES
-from punica_serve.bench.coldstart_loads.disk_reads import forget, sequential_rate
 from punica_serve.bench.coldstart_loads.load_times import LoadClock, LoadTime, PlaceTimes
 from punica_serve.bench.coldstart_loads.store_link import FILES, STORES, Store, StoreLink, measured_rate, store_server
-from punica_serve.bench.random_adapters import adapter_files, pack_to_disk, write_folders
+from punica_serve.bench.page_cache import forget, sequential_rate
+from punica_serve.bench.random_adapters import adapter_files, pack_to_disk, packed_file, write_folders
 from punica_serve.bench.subject import Subject
 from punica_serve.engine.adapters.host_cache import HostCache
-from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import open_host_memory
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.packed_folder import PackedCache
 
@@ -139,7 +136,7 @@ class _Loads:
         times = []
         with self._reader(self._cache) as reader:
             for ref in self._refs:
-                with self._packed_file(ref) as descriptor:
+                with packed_file(ref, self._cache, self._subject.model, self._subject.dtype) as descriptor:
                     if not forget(descriptor) or (rate := sequential_rate(descriptor)) is None:
                         return None
                     if not forget(descriptor):
@@ -192,16 +189,6 @@ class _Loads:
             yield reader
         finally:
             reader.close()
-
-    @contextmanager
-    def _packed_file(self, ref: AdapterRef) -> Iterator[int]:
-        layout = PackedLayout.of(self._subject.model, self._subject.dtype).name
-        descriptor = CacheFolder(self._cache.folder).packed.open(ref.digest, layout)
-        assert descriptor is not None, "all adapters were packed"
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
 
 def _sha_s(ref: AdapterRef) -> float:

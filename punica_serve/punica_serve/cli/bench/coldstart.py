@@ -59,7 +59,7 @@ def command(
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure the time to first token when the adapter is not on the device, and the effect on other requests."""
-    from punica_serve.bench.coldstart import ColdstartSettings
+    from punica_serve.bench.coldstart_stream import ColdstartSettings
 
     if folder is not None:
         check_folder(folder, "--folder")

@@ -20,6 +20,7 @@ from punica_serve.adapters.folder import unreadable
 from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed, StoreUnavailable
@@ -89,6 +90,11 @@ class AdapterEntry:
     fence: torch.cuda.Event | None = None
     #: It is evicted, from host memory too, when its last user ends.
     is_unwanted: bool = False
+    #: Where the time of its load goes.
+    trace: LoadTrace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trace = LoadTrace(self.ref.digest)
 
     @property
     def is_evictable(self) -> bool:
@@ -159,10 +165,12 @@ class AdapterEntry:
         """Records that it is in host memory; takes over a reference to the copy."""
         self._become(AdapterState.STAGED)
         self.copy, self.stream = copy, None
+        self.trace.end(LoadPhase.STAGING)
 
     def begin_copy(self, filling: GroupCopy, arrival: Arrival | None) -> None:
         self._become(AdapterState.COPYING)
-        self.filling, self.arrival = filling, arrival
+        self.filling, self.arrival, trace = filling, arrival, self.trace
+        filling.done.add_done_callback(lambda _: trace.end(LoadPhase.COPYING))
 
     def join(self) -> None:
         """Records that a launched step waits for its layers."""

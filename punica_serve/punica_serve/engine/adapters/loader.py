@@ -5,6 +5,7 @@ adapter in use stays. The others are evicted when their pages are needed: least 
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -17,6 +18,7 @@ from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, Ada
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -27,6 +29,9 @@ from punica_serve.engine.adapters.writer import LoraWriter
 from punica_serve.protocol import AdapterRef, LoraGroup
 
 log = logging.getLogger(__name__)
+
+#: Loads whose traces are kept until they are taken; the oldest beyond it are forgotten.
+_MAX_TRACES = 64
 
 #: The end of the newest step that the device was given; None if it is known to have ended.
 Fence = Callable[[], torch.cuda.Event | None]
@@ -73,6 +78,7 @@ class AdapterLoader:
         #: Prefetched to host memory; they go on to the device one at a time, as far as there is room.
         self._prefetched: dict[str, AdapterRef] = {}
         self._prefetching: AdapterEntry | None = None
+        self._traces: deque[LoadTrace] = deque(maxlen=_MAX_TRACES)
 
     def acquire(self, ref: AdapterRef) -> None:
         """Adds a reference, which keeps the adapter until ``release``, and loads it if need be."""
@@ -80,8 +86,10 @@ class AdapterLoader:
         entry = known or AdapterEntry(ref)
         entry.acquire()
         self.adapters.put_last(entry)
-        if known is None and (copy := self._host.get(ref)) is not None:
-            entry.stage(copy)
+        if known is None:
+            self._traces.append(entry.trace)
+            if (copy := self._host.get(ref)) is not None:
+                entry.stage(copy)
         if entry.state is AdapterState.STAGED:
             self._place(entry)
 
@@ -152,6 +160,12 @@ class AdapterLoader:
             self._prefetched.pop(failure.digest, None)
         self._load_prefetched()
         return failures
+
+    def take_traces(self) -> tuple[LoadTrace, ...]:
+        """The loads that requests began since the last call, the newest ones. Some may still go on."""
+        traces = tuple(self._traces)
+        self._traces.clear()
+        return traces
 
     def close(self) -> None:
         """Starts nothing more. Waits for copies in flight, but not for reads: a disk may hang."""
@@ -232,7 +246,7 @@ class AdapterLoader:
         if not self._may_stream or entry is None or not entry.refcount or not entry.is_loading:
             return None
         if entry.stream is None and self._take_pages(entry):
-            entry.begin_stream(self._writer.stream(entry.pages))
+            entry.begin_stream(self._writer.stream(entry.pages, entry.trace))
         return entry.stream
 
     def _take_pages(self, entry: AdapterEntry) -> bool:

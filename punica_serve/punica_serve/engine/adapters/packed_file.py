@@ -110,9 +110,13 @@ def open_chunks(file: RangeReader, ref: AdapterRef, memory: Bytes, layout: Packe
 
 
 def read_chunk(file: RangeReader, chunk: Chunk) -> None:
-    """Reads one chunk into its place. Raises PackedFileInvalid if it is damaged; OSError."""
+    """Reads one chunk into its place. Raises PackedFileInvalid if the file ends within; OSError."""
     if file.read(chunk.memory, _BLOCK_BYTES + chunk.start) < len(chunk.memory):
         raise PackedFileInvalid("it is cut short")
+
+
+def check_chunk(chunk: Chunk) -> None:
+    """Raises PackedFileInvalid if a chunk that was read is damaged."""
     if xxhash.xxh3_128_digest(chunk.memory) != chunk.checksum:
         raise PackedFileInvalid("a chunk is damaged")
 

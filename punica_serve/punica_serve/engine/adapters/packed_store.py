@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.load_trace import ChunkTimes, LoadPhase
 from punica_serve.engine.adapters.packed_file import (
     MAX_READERS,
     Chunk,
     PackedFileInvalid,
     PackedLayout,
+    check_chunk,
     open_chunks,
     read_chunk,
     write_packed,
@@ -78,7 +80,7 @@ class PackedStore:
         self._num_waiting = 0
         #: Adapters whose chunks are not read to their ends.
         self._num_hanging = 0
-        #: When the newest chunk came, by a monotonic clock.
+        #: When the newest chunk came, by ``time.perf_counter``.
         self._newest_chunk_s = 0.0
         self._lock = threading.Lock()
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
@@ -154,6 +156,9 @@ class PackedStore:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
 
         chunks = deque(open_chunks(file, ref, memory.numpy(), self._layout))
+        if stream is not None:
+            stream.trace.is_direct = file.is_direct
+            stream.trace.end(LoadPhase.OPENING)
         num_readers = min(self._num_readers, len(chunks))
         with nullcontext() if stream is None else stream.filling(memory):
             reads: list[Future[None]] = []
@@ -179,25 +184,34 @@ class PackedStore:
         """Reads chunks until none is left, beside other threads. None of them begins another after an error."""
         try:
             while (chunk := _next(chunks)) is not None:
-                read_chunk(file, chunk)
-                self._newest_chunk_s = time.monotonic()
-                if stream is not None:
-                    stream.put(chunk.start, chunk.stop)
+                self._read_chunk(file, chunk, stream)
         except BaseException:
             chunks.clear()
             raise
+
+    def _read_chunk(self, file: RangeReader, chunk: Chunk, stream: PageStream | None) -> None:
+        begun_s = time.perf_counter()
+        read_chunk(file, chunk)
+        read_s = time.perf_counter()
+        check_chunk(chunk)
+        self._newest_chunk_s = checked_s = time.perf_counter()
+        if stream is not None:
+            stream.put(chunk.start, chunk.stop)
+            times = ChunkTimes(len(chunk.memory), begun_s, read_s, checked_s, queued_s=time.perf_counter())
+            stream.trace.chunks.append(times)
+            stream.trace.end(LoadPhase.READING)
 
     def _wait_for_all(self, reads: "Collection[Future[None]]", chunks: deque[Chunk]) -> bool:
         """All of them end before their memory is used for anything else. False if the disk hangs: no chunk of those
         that are left is begun any more.
         """
-        started_s = time.monotonic()
+        started_s = time.perf_counter()
         while True:
             answers_until_s = max(started_s, self._newest_chunk_s) + _HANG_S
-            _, pending = wait(reads, max(0.0, answers_until_s - time.monotonic()))
+            _, pending = wait(reads, max(0.0, answers_until_s - time.perf_counter()))
             if not pending:
                 return True
-            if time.monotonic() - max(started_s, self._newest_chunk_s) >= _HANG_S:
+            if time.perf_counter() - max(started_s, self._newest_chunk_s) >= _HANG_S:
                 return self._outlast(pending, chunks)
 
     def _outlast(self, reads: "Collection[Future[None]]", chunks: deque[Chunk]) -> bool:

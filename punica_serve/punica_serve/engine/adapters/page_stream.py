@@ -18,6 +18,7 @@ from torch import Tensor
 
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import Arrival
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 
@@ -48,14 +49,16 @@ class PageStream:
         fences: tuple[torch.cuda.Event, ...],
         arrival: Arrival | None,
         on_progress: Callable[[], None],
+        trace: LoadTrace,
     ) -> None:
         """``fences``: the device writes nothing before them. ``arrival``: for steps that wait for the last copies.
 
-        ``on_progress`` is called on some thread by ``stop``.
+        ``on_progress`` is called on some thread by ``stop``. ``trace`` is written by whoever reads the adapter.
         """
         self.pages = pages
         self.fences = fences
         self.arrival = arrival
+        self.trace = trace
         self._on_progress = on_progress
         self._pool = pool
         #: The end of the copies on a GPU.

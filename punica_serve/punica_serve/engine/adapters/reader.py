@@ -16,6 +16,7 @@ from punica_serve.adapters.shared_adapter import origin_digest
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
+from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
@@ -82,6 +83,8 @@ class AdapterReader:
             self._packed_store.remove(digest)
 
     def _read(self, ref: AdapterRef, stream: PageStream | None = None) -> HostCopy:
+        if stream is not None:
+            stream.trace.end(LoadPhase.READER)
         if (copy := self._read_packed(ref, stream)) is not None:
             return copy
         if stream is not None:
@@ -112,15 +115,20 @@ class AdapterReader:
             return None
 
         def read(memory: Tensor) -> PackedAdapter:
+            if stream is not None:
+                stream.trace.end(LoadPhase.HOST_MEMORY)
             packed = store.read(ref, memory, stream)
             if packed is None:
                 raise _NotPacked
             return packed
 
         try:
-            return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), read)
+            copy = self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), read)
         except _NotPacked:
             return None
+        if stream is not None:
+            stream.trace.end(LoadPhase.ENDING)
+        return copy
 
     def _pack_folder(self, ref: AdapterRef) -> HostCopy:
         if not hasattr(self._buffers, "own"):

@@ -14,6 +14,7 @@ from punica_serve.base_model.lora_layout import VOCABULARY_GROUPS
 from punica_serve.engine.adapters.adapter_peers import AdapterPeers, GroupCopy
 from punica_serve.engine.adapters.copy_forecast import CopyForecast, CopyUnderWay, StepForecast
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords, CpuArrival, layer_groups, make_arrival
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.adapters.page_stream import PageStream
@@ -52,9 +53,9 @@ class LoraWriter:
         """Takes free pages."""
         return self._pool.allocate(needed)
 
-    def stream(self, pages: AdapterPages) -> PageStream:
+    def stream(self, pages: AdapterPages, trace: LoadTrace) -> PageStream:
         """Pages to be filled while their adapter is read."""
-        return PageStream(self._pool, pages, self._open_fences(), self._make_arrival(pages), self._on_progress)
+        return PageStream(self._pool, pages, self._open_fences(), self._make_arrival(pages), self._on_progress, trace)
 
     def follow(self, ref: AdapterRef, stream: PageStream, num_bytes: int) -> tuple[GroupCopy, Arrival | None]:
         """The copies of a complete stream, of which ``num_bytes`` at most are still to come."""

@@ -335,7 +335,7 @@ def test_a_gpus_chunk_takes_the_time_since_the_one_before_at_most() -> None:
         end: Any = SimpleNamespace(ms=end_ms, elapsed_time=lambda later: later.ms - end_ms)
         return page_stream._ChunkCopy(num_bytes, 9.0, end)
 
-    stream = PageStream(*[SimpleNamespace()] * 5)  # type: ignore[arg-type]
+    stream = PageStream(*[SimpleNamespace()] * 6)  # type: ignore[arg-type]
     assert stream.fastest_copy() == (0, 0.0)
     stream._copies = [chunk(10, 1.0), chunk(10, 5.0), chunk(8, 7.0), chunk(10, 10.0)]
     assert stream.fastest_copy() == pytest.approx((8, 0.002))

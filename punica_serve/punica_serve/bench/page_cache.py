@@ -1,4 +1,4 @@
-"""Takes a file out of the page cache, shows that it is out, and reads it in sequence past the cache."""
+"""Brings a file into the page cache or takes it out, and shows how much of it is there; reads past the cache."""
 
 import ctypes
 import mmap
@@ -9,6 +9,20 @@ from contextlib import suppress
 import numpy as np
 
 _PIECE_BYTES = 16 << 20
+
+
+def cached_share(descriptor: int) -> float | None:
+    """The share of a file's pages that are in the page cache; None if the system does not tell."""
+    num_pages = -(-os.fstat(descriptor).st_size // mmap.PAGESIZE)
+    num_cached = _num_cached_pages(descriptor)
+    return None if num_cached is None else num_cached / num_pages
+
+
+def read_once(descriptor: int) -> None:
+    """Brings a file into the page cache, as far as that has room. Raises OSError."""
+    memory, done = mmap.mmap(-1, _PIECE_BYTES), 0
+    while num_bytes := os.preadv(descriptor, [memory], done):
+        done += num_bytes
 
 
 def forget(descriptor: int) -> bool:
