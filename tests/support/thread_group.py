@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -58,7 +58,7 @@ class _ThreadRank:
             raise
 
     def _follow(self) -> None:
-        parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone, self.clock)
+        parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone, ExitStack(), self.clock)
         host_memory = open_early(self._config, parts.device, self._collectives.rank)
         rank = self.engine = RankEngine(self._config, parts, self._reply, self.clock, host_memory)
         self.is_ready.set()

@@ -34,7 +34,7 @@ ColdStart = Literal["wait", "layerwise", "cpu_assist", "auto"]
 AttentionBackend = Literal["auto", "triton", "flashinfer"]
 
 #: How the ranks of a group of GPUs add up.
-Exchange = Literal["auto", "nccl", "fused"]
+Exchange = Literal["auto", "nccl", "fused", "flashinfer"]
 
 _MAX_AUTO_BATCH = 256
 
@@ -116,8 +116,9 @@ class EngineConfig(ConfigModel):
     divide_lora_from: PositiveInt | None = None
     #: How the ranks of a group of GPUs add up their tensors. auto: each size by the way that measured fastest on such
     #: GPUs: NCCL, one or two shots over memory that all of them map, or a layer's exchange, its sums and its norm in
-    #: one kernel; NCCL where nobody measured. nccl: always so. fused: as auto, but that kernel up to 1 MiB at least,
-    #: also on GPUs where nobody measured it.
+    #: one kernel or in FlashInfer's; NCCL where nobody measured. nccl: always so. fused: as auto, but that kernel up to
+    #: 1 MiB at least, also on GPUs where nobody measured it. flashinfer: the same with FlashInfer's, once its kernels
+    #: are compiled.
     exchange: Exchange = "auto"
     #: Times of `auto`, as `punica-serve bench collectives --table FILE` writes them; by default those that ship.
     exchange_times: File | None = None

@@ -110,7 +110,7 @@ class Engine:
         clock: StartClock,
     ) -> None:
         agree = clock.as_wait(self._group.smallest)
-        parts = EngineParts.make(config, self.device, collectives, agree, clock)
+        parts = EngineParts.make(config, self.device, collectives, agree, self._opened, clock)
         #: This rank's share of the model; all of it in a group of one.
         self.share = parts.share
         self.model_config, self._cache, self._lora_pool = parts.share.whole, parts.cache, parts.lora_pool

@@ -1,6 +1,7 @@
 """The parts of one rank of an engine on its device: a model or its share of one, and the memory of its steps."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
 from punica_serve.engine.memory.device_memory import open_device
 from punica_serve.engine.model_loader import load_model
-from punica_serve.engine.ranks.exchange_check import exchanges_of
+from punica_serve.engine.ranks.exchange_start import exchanges_of
 from punica_serve.engine.sampler import Sampler
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
@@ -39,9 +40,18 @@ class EngineParts:
 
     @classmethod
     def make(
-        cls, config: EngineConfig, device: torch.device, collectives: Collectives, agree: Agree, clock: StartClock
+        cls,
+        config: EngineConfig,
+        device: torch.device,
+        collectives: Collectives,
+        agree: Agree,
+        opened: ExitStack,
+        clock: StartClock,
     ) -> "EngineParts":
-        """Raises ModelRejected if the model can't be served, ConfigError if the settings can't work on the device."""
+        """``opened``: is closed with the engine, and ends what is compiled for the next start.
+
+        Raises ModelRejected if the model can't be served, ConfigError if the settings can't work on the device.
+        """
         if config.max_batch_size == AUTO_BATCH:
             message = "`engine.max_batch_size: auto` is for clusters, which know how long steps take; give a number"
             raise ConfigError(message, param="engine.max_batch_size")
@@ -50,7 +60,7 @@ class EngineParts:
         config.context_of(model)
         share = config.share_of(model, collectives.rank)
         with clock.phase("exchanges", together=True):
-            collectives = exchanges_of(collectives, config, share.hidden_size, dtype, device)
+            collectives = exchanges_of(collectives, config, share, dtype, device, opened)
         with clock.phase("weights"):
             loaded = load_model(config, share, dtype, device, collectives, clock.at)
         with clock.phase("pools"):

@@ -159,7 +159,8 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     with clock.phase("joining", together=True):
         collectives = join(store, device, rank, options.exchange_timeout_s)
     agree = clock.as_wait(leader.agree)
-    parts = EngineParts.make(config, device, collectives, agree, clock)
+    opened = contextlib.ExitStack()
+    parts = EngineParts.make(config, device, collectives, agree, opened, clock)
     packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
     engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
     reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
@@ -173,6 +174,7 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
         elif not engine.apply(command):
             break
     engine.close()
+    opened.close()
     leave()
     os._exit(0)
 

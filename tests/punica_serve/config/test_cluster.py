@@ -101,7 +101,7 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ('engine: {model: m}\nrunner: {devices: ["cuda:0,cuda:1", "cuda:1"]}', "`devices` names cuda:1 twice"),
         (
             "engine: {model: m, exchange: two_shot}",
-            "`engine.exchange`: must be 'auto', 'nccl' or 'fused', got 'two_shot'",
+            "`engine.exchange`: must be 'auto', 'nccl', 'fused' or 'flashinfer', got 'two_shot'",
         ),
         (
             'engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu"]}',

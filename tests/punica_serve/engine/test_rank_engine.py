@@ -1,6 +1,7 @@
 """A rank follows its leader where steps overlap, as on GPUs. Both are threads here, and a queue is their ring."""
 
 import queue
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_a_rank_knows_the_tokens_that_its_leader_does_not(
 
     def follow(collectives: Collectives) -> None:
         clock = StartClock()
-        parts = EngineParts.make(config, torch.device("cpu"), collectives, alone, clock)
+        parts = EngineParts.make(config, torch.device("cpu"), collectives, alone, ExitStack(), clock)
         rank = RankEngine(config, parts, replies.put, clock, open_early(config, parts.device, collectives.rank))
         goes_on = True
         while goes_on:

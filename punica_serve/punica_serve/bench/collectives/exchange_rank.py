@@ -75,7 +75,7 @@ def _run_way(
             microseconds = graph_us(
                 [exchange] * (_NUM_CALLS if device.type == "cuda" else 1), device, settings.num_replays
             )
-        except (RuntimeError, AttributeError) as error:
+        except (RuntimeError, AttributeError, ImportError) as error:
             results.send((way, num_bytes, first_line(error)))
             return
         results.send((way, num_bytes, microseconds))

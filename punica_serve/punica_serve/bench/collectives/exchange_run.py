@@ -4,7 +4,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -14,9 +14,10 @@ from rich.progress import Progress
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.collectives.exchange_rank import ExchangeSettings, run_rank
-from punica_serve.bench.collectives.exchange_ways import FUSED, WITH_NORM
+from punica_serve.bench.collectives.exchange_ways import FLASHINFER, IN_TURN, WITH_NORM
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, ExchangeTimes, MeasuredGroup, choose
+from punica_serve.engine.ranks.flashinfer_module import compile_module
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
 from punica_serve.process.ending import end_process
@@ -38,11 +39,15 @@ class ExchangeResult:
 def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Path | None = None) -> Report:
     """Measures all ways at all sizes. A way that does not work is named as a failure.
 
-    ``times_file``: is written for `engine.exchange_times`. Raises ConfigError if it can't be.
+    FlashInfer's kernels are compiled first, if they are to be measured. ``times_file``: is written for
+    `engine.exchange_times`. Raises ConfigError if it can't be.
     """
+    failures: list[str] = []
+    if FLASHINFER in settings.ways and (fault := _compile_fault()):
+        failures.append(fault)
+        settings = replace(settings, ways=tuple(way for way in settings.ways if way != FLASHINFER))
     task = progress.add_task("collectives", total=settings.num_ranks * len(settings.ways) * len(settings.sizes))
     found: list[ExchangeResult] = []
-    failures: list[str] = []
     try:
         for each in _results(settings):
             found.append(each)
@@ -66,6 +71,15 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
         facts=facts,
         failures=[*failures, *sorted(reasons)],
     )
+
+
+def _compile_fault() -> str | None:
+    """Compiles FlashInfer's kernels, once: minutes. Returns why that can't be done."""
+    try:
+        compile_module()
+    except RuntimeError as error:
+        return f"{FLASHINFER}: {error}"
+    return None
 
 
 def exchange_tables(settings: ExchangeSettings, found: list[ExchangeResult]) -> list[TableData]:
@@ -127,9 +141,9 @@ def _rounded(record: Mapping[str, Value]) -> dict[str, float]:
     """Microseconds of the engine's ways."""
     times = {way: record.get(f"{way}_us") for way in (*WAYS, *WITH_NORM)}
     known = {way: round(float(time_us), 1) for way, time_us in times.items() if time_us is not None}
-    in_turn = [time_us for way, time_us in known.items() if way in WITH_NORM and way != FUSED]
+    in_turn = [time_us for way, time_us in known.items() if way in IN_TURN]
     unfused = {"unfused": min(in_turn)} if in_turn else {}
-    return {way: time_us for way, time_us in known.items() if way in WAYS or way == FUSED} | unfused
+    return {way: time_us for way, time_us in known.items() if way not in IN_TURN} | unfused
 
 
 def _gpu_name() -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
 from punica_serve.engine.ranks.exchange_choice import WAYS as SUMS
-from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, Way
+from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, LayerWay, Way
+from punica_serve.engine.ranks.flashinfer_module import is_compiled
+from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.mapped_memory import map_memory
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
@@ -48,17 +51,28 @@ def _multimem(collectives: TorchCollectives, device: torch.device, numel: int, d
 
 
 def _with_norm(
-    way: Way | None, collectives: TorchCollectives, device: torch.device, numel: int, dtype: torch.dtype
+    way: Way | None,
+    layer_way: LayerWay,
+    collectives: TorchCollectives,
+    device: torch.device,
+    numel: int,
+    dtype: torch.dtype,
 ) -> Exchange:
     """As the engine ends a block: parts and LoRA's delta summed, exchanged, added to the residual, normed.
 
-    In three kernels, of which one sums over ranks by ``way``, or in one.
+    Unfused: in three kernels, of which one sums over ranks by ``way``.
     """
     num_rows = max(1, numel // _WIDTH)
     width = numel // num_rows
     num_bytes = num_rows * width * dtype.itemsize
-    choice = ExchangeChoice(max_fused_bytes=num_bytes) if way is None else ExchangeChoice(((num_bytes, way),))
-    chosen = ChosenCollectives(collectives, choice, width, dtype, device)
+    choice = ExchangeChoice(((num_bytes, way),) if way else (), ((num_bytes, layer_way),))
+    flashinfer = None
+    if layer_way == FLASHINFER:
+        # It takes seconds to import, and a mapping does not wait for them.
+        assert is_compiled()
+        dist.barrier(collectives.group)
+        flashinfer = FlashInferNorm(collectives, num_bytes, width, dtype, device)
+    chosen = ChosenCollectives(collectives, choice, width, dtype, device, flashinfer)
     dist.barrier(collectives.group)
 
     def zeros(*shape: int, of: torch.dtype = dtype) -> Tensor:
@@ -74,8 +88,9 @@ def with_norm(way: str) -> str:
     return f"{way}_norm"
 
 
-#: The name of the one kernel that does all of that.
-FUSED = "fused"
+#: The one kernel that does all of that, and FlashInfer's, behind one that sums the parts.
+FUSED: LayerWay = "fused"
+FLASHINFER: LayerWay = "flashinfer"
 
 WAYS: dict[str, _MakeExchange] = {
     "gloo": _library,
@@ -83,13 +98,14 @@ WAYS: dict[str, _MakeExchange] = {
     "one_shot": partial(_symmetric, "one_shot"),
     "two_shot": partial(_symmetric, "two_shot"),
     "multimem": _multimem,
-    **{with_norm(way): partial(_with_norm, way) for way in SUMS},
-    FUSED: partial(_with_norm, None),
+    **{with_norm(way): partial(_with_norm, way, "unfused") for way in SUMS},
+    **{way: partial(_with_norm, None, way) for way in (FUSED, FLASHINFER)},
 }
 
 ON_CPU = ("gloo",)
 #: Those of the second table.
-WITH_NORM = (*map(with_norm, SUMS), FUSED)
+IN_TURN = tuple(map(with_norm, SUMS))
+WITH_NORM = (*IN_TURN, FUSED, FLASHINFER)
 #: Multimem adds in no fixed order, and needs a switch that can, so it is measured only if asked for.
 ON_GPUS = (*SUMS, *WITH_NORM)
 
@@ -97,7 +113,8 @@ ON_GPUS = (*SUMS, *WITH_NORM)
 def parse_ways(names: str | None, *, on_gpu: bool) -> tuple[str, ...]:
     """Ways by name, separated by commas; None: those of the device. Raises ConfigError."""
     if names is None:
-        return ON_GPUS if on_gpu else ON_CPU
+        missing = () if find_spec("flashinfer") else (FLASHINFER,)
+        return tuple(way for way in ON_GPUS if way not in missing) if on_gpu else ON_CPU
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
     allowed = (*ON_GPUS, "multimem") if on_gpu else ON_CPU
     for name in chosen:

@@ -20,7 +20,8 @@ def command(
         typer.Option(
             metavar="NAME,...",
             help="nccl, one_shot, two_shot; nccl_norm, one_shot_norm, two_shot_norm, with what a layer does around it;"
-            " fused, one kernel for all of that. multimem only if asked for: it adds in no fixed order. gloo on CPUs.",
+            " fused, one kernel for all of that; flashinfer, FlashInfer's behind one that sums the parts, if it is"
+            " installed. multimem only if asked for: it adds in no fixed order. gloo on CPUs.",
         ),
     ] = None,
     size: Annotated[

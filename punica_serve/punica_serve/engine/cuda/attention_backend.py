@@ -40,7 +40,7 @@ def flashinfer_rows(
     choice = Choice(None, reason) if reason else _measured_choice(config, model, torch.cuda.get_device_name(device))
     if choice.first_rows and (missing := [module for module in modules if not is_compiled(module)]):
         choice = Choice(None, "FlashInfer's kernels are not compiled yet; they are being compiled for the next start")
-        opened.callback(FlashInferCompiler(module.job for module in missing).close)
+        opened.callback(FlashInferCompiler((module.job for module in missing), "attention stays with Triton").close)
     if choice.first_rows is None:
         logger.info("attention: Triton for all rows: %s", choice.reason)
     else:

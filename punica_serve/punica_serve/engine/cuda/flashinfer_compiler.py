@@ -64,6 +64,11 @@ class Compilation:
                 self._process.wait(_KILL_TIMEOUT_S)
 
 
+def cache_folder() -> Path:
+    """Where FlashInfer keeps what it compiles."""
+    return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
+
+
 class CompileJob(NamedTuple):
     """The command that compiles one module, and the file that says which process of the host does so."""
 
@@ -78,8 +83,10 @@ class FlashInferCompiler:
     A job that another process runs, such as another rank or worker of the host, is left to it.
     """
 
-    def __init__(self, jobs: Iterable[CompileJob]) -> None:
+    def __init__(self, jobs: Iterable[CompileJob], consequence: str) -> None:
+        """``consequence``: of a failure, in the log."""
         self._jobs = tuple(jobs)
+        self._consequence = consequence
         self._lock = threading.Lock()
         self._is_closed = False
         self._current: Compilation | None = None
@@ -106,7 +113,7 @@ class FlashInferCompiler:
                     compilation.wait()
         except (RuntimeError, OSError) as error:
             if not self._is_closed:
-                logger.warning("attention stays with Triton: %s", error)
+                logger.warning("%s: %s", self._consequence, error)
 
     def _start(self, command: Sequence[str]) -> Compilation | None:
         """None after ``close``."""

@@ -4,16 +4,14 @@ FlashInfer compiles a kernel for each combination of dtype, head size, window an
 or more; the result stays in its cache folder (FLASHINFER_WORKSPACE_BASE, the home folder by default).
 """
 
-import os
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from punica_serve.engine.cuda.flashinfer_compiler import Compilation, CompileJob, end_with_owner
+from punica_serve.engine.cuda.flashinfer_compiler import Compilation, CompileJob, cache_folder, end_with_owner
 
 #: Head sizes that its kernels for Hopper (fa3) have.
 _HEAD_DIMS = (64, 128, 256)
@@ -37,7 +35,7 @@ class Fa3Module:
         kind = f"{self.dtype}".removeprefix("torch.")
         flags = [kind, f"{self.head_dim}", f"{int(self.window is not None)}", f"{int(self.soft_cap > 0)}"]
         command = [sys.executable, "-m", "punica_serve.engine.cuda.flashinfer_modules", *flags]
-        return CompileJob(command, _cache_folder() / f"punica-serve-{'-'.join(flags)}.lock")
+        return CompileJob(command, cache_folder() / f"punica-serve-{'-'.join(flags)}.lock")
 
 
 def why_not(module: Fa3Module, device: torch.device) -> str | None:
@@ -61,11 +59,6 @@ def is_compiled(module: Fa3Module) -> bool:
 def compile_module(module: Fa3Module) -> None:
     """Compiles the kernels, which takes a minute or more. RuntimeError: they can't be compiled here."""
     Compilation(module.job.command).wait()
-
-
-def _cache_folder() -> Path:
-    """Where FlashInfer keeps what it compiles."""
-    return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
 
 
 def _spec(module: Fa3Module) -> Any:

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
+from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, LayerWay
+from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.fused_norm import FusedNorm
+from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.models.collectives import Collectives
@@ -14,18 +16,29 @@ class ChosenCollectives(Collectives):
     """``all_reduce`` and ``add_rms_norm`` by the way that was chosen; all else as ``library`` does it."""
 
     def __init__(
-        self, library: TorchCollectives, choice: ExchangeChoice, width: int, dtype: torch.dtype, device: torch.device
+        self,
+        library: TorchCollectives,
+        choice: ExchangeChoice,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        flashinfer: FlashInferNorm | None = None,
     ) -> None:
         """All ranks must, with one choice. ``width``, ``dtype``: of the residual.
 
-        Raises RuntimeError if their GPUs can't map each other's memory.
+        ``flashinfer``: for the sizes that are FlashInfer's. Raises RuntimeError if their GPUs can't map each other's
+        memory.
         """
         self.rank = library.rank
         self.choice = choice
         self._library = library
         self._sums = SymmetricSums(library, choice.max_bytes, device) if choice.max_bytes else None
-        fused_bytes = choice.max_fused_bytes
-        self._fused = FusedNorm(library, fused_bytes, width, dtype, device) if fused_bytes else None
+        #: Those that do all that a layer does for an exchange.
+        self.layer_exchanges: dict[LayerWay, LayerExchange] = {}
+        if fused_bytes := choice.max_layer_bytes("fused"):
+            self.layer_exchanges["fused"] = FusedNorm(library, fused_bytes, width, dtype, device)
+        if flashinfer is not None:
+            self.layer_exchanges["flashinfer"] = flashinfer
 
     def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See ``Collectives.empty``."""
@@ -60,7 +73,8 @@ class ChosenCollectives(Collectives):
         pdl: bool,
     ) -> None:
         """See ``Collectives.add_rms_norm``."""
-        if self._fused is not None and self._fused.takes(residual):
-            self._fused(out, x, residual, weight, eps, delta, added_weight)
+        exchange = self.layer_exchanges.get(self.choice.layer_way(residual.nbytes))
+        if exchange is not None and exchange.takes(residual, weight, added_weight):
+            exchange(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
         else:
             super().add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)

@@ -1,22 +1,17 @@
 """Confirms at the start of a group that its GPUs add up right by each exchange that was chosen for them."""
 
-import logging
 import time
 from collections.abc import Callable
 
 import torch
 
 from punica_kernels.norm import rms_norm
-from punica_serve.config.engine_section import EngineConfig
+from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
-from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, choice_of
-from punica_serve.engine.ranks.mapped_memory import mapping_fault, num_mappings
+from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.start_votes import StartVotes
-from punica_serve.engine.ranks.symmetric_sums import DTYPES
-from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
-from punica_serve.models.collectives import Collectives
 
 #: A sum takes microseconds. One that has not ended by then waits for a rank that never comes.
 _TIMEOUT_S = 30.0
@@ -24,56 +19,9 @@ _PAUSE_S = 0.001
 #: Rounds of a check of the one kernel: both places of its memory, each used again.
 _NUM_ROUNDS = 4
 _EPS = 1e-6
-#: The parts that ranks do together, as the votes name them.
-_COUNT, _MAP, _ADD = "come to map memory", "map the memory of all ranks", "add up over ranks"
-
-log = logging.getLogger(__name__)
-
-
-def exchanges_of(
-    collectives: Collectives, config: EngineConfig, width: int, dtype: torch.dtype, device: torch.device
-) -> Collectives:
-    """The exchanges of a model in this dtype, and of float32. All ranks of a group must ask, and all get the same.
-
-    ``width``: of its residual. Where a way does not work, all of them are left to NCCL, and the log says why. Raises
-    ConfigError for a file of times that can't be read, and, naming a rank, where one of them fails in a way that leaves
-    the others waiting.
-    """
-    if device.type != "cuda" or not isinstance(collectives, TorchCollectives):
-        return collectives
-    choice = choice_of(config, torch.cuda.get_device_name(device), collectives.rank.size)
-    if not (choice.max_bytes or choice.max_fused_bytes) or dtype not in DTYPES:
-        return collectives
-    votes = StartVotes(collectives.store, collectives.rank)
-    chosen, fault = _mapped(collectives, choice, width, dtype, device, votes)
-    if chosen is not None:
-        fault = check_exchanges(chosen, width, dtype, device, votes)
-    if chosen is None or fault:
-        log.warning("sums over ranks are left to NCCL: %s", fault)
-        return collectives
-    log.info("sums over ranks: %s", choice)
-    return chosen
-
-
-def _mapped(
-    collectives: TorchCollectives,
-    choice: ExchangeChoice,
-    width: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    votes: StartVotes,
-) -> tuple[ChosenCollectives | None, str | None]:
-    """The exchanges as chosen, or why a rank can't have them. Raises ConfigError."""
-    counts = [int(count) for count in votes.collect(_COUNT, f"{num_mappings()}")]
-    if fault := mapping_fault(counts):
-        return None, fault
-    chosen, own = None, None
-    try:
-        chosen = ChosenCollectives(collectives, choice, width, dtype, device)
-    except (RuntimeError, AttributeError) as error:  # no such memory in this system, or in this torch
-        own = first_line(error)
-    fault = votes.agree(_MAP, own)
-    return (None, fault) if fault else (chosen, None)
+#: What ranks do together, as the votes name it.
+_ADD = "add up over ranks"
+_FUSED = "the fused kernel"
 
 
 def check_exchanges(
@@ -88,7 +36,9 @@ def check_exchanges(
         # All of them, whatever is found: the other ranks may have found nothing, and wait.
         dtypes = dict.fromkeys((dtype, torch.float32))
         faults = [find_fault(chosen, each, device, fault_of_others) for each in dtypes]
-        faults.append(find_norm_fault(chosen, width, dtype, device, fault_of_others))
+        if fused := chosen.layer_exchanges.get("fused"):
+            most, rank = chosen.choice.max_layer_bytes("fused"), chosen.rank
+            faults.append(find_norm_fault(fused, _FUSED, most, rank, width, dtype, device, fault_of_others))
         own = next(filter(None, faults), None)
     except (RuntimeError, AttributeError) as error:
         own = first_line(error)
@@ -119,30 +69,33 @@ def find_fault(
 
 
 def find_norm_fault(
-    chosen: ChosenCollectives,
+    exchange: LayerExchange,
+    name: str,
+    max_bytes: int,
+    rank: Rank,
     width: int,
     dtype: torch.dtype,
     device: torch.device,
     fault_of_others: Callable[[], str | None],
 ) -> str | None:
-    """The same for the kernel that sums over ranks and norms, at its largest size and, between, with a single row."""
+    """The same for one that sums over ranks and norms, at its largest size and, between, with a single row."""
     faults: list[str] = []
-    most_rows = max(1, chosen.choice.max_fused_bytes // (width * dtype.itemsize))
-    for number in range(_NUM_ROUNDS) if chosen.choice.max_fused_bytes else ():
+    most_rows = max(1, max_bytes // (width * dtype.itemsize))
+    for number in range(_NUM_ROUNDS):
         shape = (1 if number == 1 else most_rows, width)
         numbers = torch.arange(shape[0] * width, device=device).view(shape) + number
         # Whole numbers below 4, whose sums are exact in each dtype.
-        of_rank = [((numbers + 3 * index) % 4).float() for index in range(chosen.rank.size)]
-        own = of_rank[chosen.rank.index]
+        of_rank = [((numbers + 3 * index) % 4).float() for index in range(rank.size)]
+        own = of_rank[rank.index]
         delta, residual = (numbers % 3).to(dtype), (numbers % 2).to(dtype)
-        total = sum(of_rank, residual.float()) + chosen.rank.size * delta.float()
+        total = sum(of_rank, residual.float()) + rank.size * delta.float()
         weight, out, expected = residual[0] + 1, torch.empty_like(residual), torch.empty_like(residual)
-        chosen.add_rms_norm(out, torch.stack([own, -own, own]), residual, weight, _EPS, delta, None, pdl=False)
-        _await_end("the fused kernel", fault_of_others)
+        exchange(out, torch.stack([own, -own, own]), residual, weight, _EPS, delta, None, pdl=False)
+        _await_end(name, fault_of_others)
         rms_norm(expected, residual, weight, _EPS)
         is_right = torch.equal(residual.float(), total)
         if not is_right or not torch.allclose(out, expected, rtol=4 * torch.finfo(dtype).eps):
-            faults.append(f"the fused kernel has added {residual.nbytes:,} bytes of {dtype} up wrongly")
+            faults.append(f"{name} has added {residual.nbytes:,} bytes of {dtype} up wrongly")
     return faults[0] if faults else None
 
 

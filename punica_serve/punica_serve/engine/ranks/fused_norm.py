@@ -36,9 +36,9 @@ class FusedNorm:
         self._memory = PeerMemory.of_pieces(pieces, rank.index, max_rows, width, dtype, max_programs)
         torch.cuda.synchronize(device)  # the zeros are there
 
-    def takes(self, rows: Tensor) -> bool:
-        """Whether it can exchange such rows [num_rows, width]: the same answer on all ranks."""
-        return self._memory.holds(rows)
+    def takes(self, residual: Tensor, weight: Tensor, added_weight: Tensor | None) -> bool:
+        """See ``LayerExchange.takes``."""
+        return self._memory.holds(residual)
 
     def __call__(
         self,
@@ -49,8 +49,10 @@ class FusedNorm:
         eps: float,
         delta: Tensor | None,
         added_weight: Tensor | None,
+        *,
+        pdl: bool,
     ) -> None:
-        """See ``Collectives.add_rms_norm``."""
+        """See ``LayerExchange``. It never starts early, whatever ``pdl`` is."""
         from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 
         all_reduce_add_rms_norm(out, x, residual, weight, eps, delta, added_weight, self._memory)

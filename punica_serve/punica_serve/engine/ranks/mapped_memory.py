@@ -54,9 +54,16 @@ def map_memory(collectives: TorchCollectives, num_bytes: int, device: torch.devi
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     own = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-    _own.count += 1
-    with _timeout(collectives.store, _TIMEOUT_S):
+    with mappings(collectives, 1):
         return own, symmetric_memory.rendezvous(own, collectives.group)
+
+
+@contextmanager
+def mappings(collectives: TorchCollectives, count: int) -> Iterator[None]:
+    """Around so many mappings: counts them, and bounds their waits for the other ranks. As `map_memory` else."""
+    _own.count += count
+    with _timeout(collectives.store, _TIMEOUT_S):
+        yield
 
 
 def timeout_of(store: Any) -> timedelta:

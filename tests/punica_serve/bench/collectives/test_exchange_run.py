@@ -1,8 +1,10 @@
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from rich.progress import Progress
 
+from punica_serve.bench.collectives import exchange_run
 from punica_serve.bench.collectives.exchange_rank import ExchangeSettings
 from punica_serve.bench.collectives.exchange_run import (
     ExchangeResult,
@@ -11,7 +13,7 @@ from punica_serve.bench.collectives.exchange_run import (
     run_exchanges,
     write_times,
 )
-from punica_serve.bench.collectives.exchange_ways import ON_CPU, ON_GPUS, parse_ways
+from punica_serve.bench.collectives.exchange_ways import FLASHINFER, ON_CPU, ON_GPUS, parse_ways
 from punica_serve.engine.ranks.exchange_choice import ExchangeTime, read_times
 from punica_serve.errors import ConfigError
 
@@ -50,14 +52,16 @@ def test_nothing_is_read_from_a_table_without_nccl() -> None:
 
 def test_each_device_has_its_ways() -> None:
     assert parse_ways(None, on_gpu=False) == ON_CPU
-    assert parse_ways(None, on_gpu=True) == ON_GPUS
+    missing = set() if find_spec("flashinfer") else {FLASHINFER}
+    assert set(parse_ways(None, on_gpu=True)) == {*ON_GPUS} - missing
+    assert parse_ways("flashinfer", on_gpu=True) == (FLASHINFER,)
     assert parse_ways("multimem, nccl", on_gpu=True) == ("multimem", "nccl")
     with pytest.raises(ConfigError, match="`--ways` names 'one_shot'; CPUs have gloo"):
         parse_ways("one_shot", on_gpu=False)
 
 
 def test_a_layers_exchange_is_compared_with_the_fastest_of_three_kernels(tmp_path: Path) -> None:
-    ways = ("nccl", "one_shot_norm", "two_shot_norm", "fused")
+    ways = ("nccl", "one_shot_norm", "two_shot_norm", "fused", "flashinfer")
     settings = ExchangeSettings("cuda", 2, ways, (64, 128))
     found = [
         *(ExchangeResult("nccl", size, 12.0) for size in settings.sizes),
@@ -70,26 +74,32 @@ def test_a_layers_exchange_is_compared_with_the_fastest_of_three_kernels(tmp_pat
             ExchangeResult("fused", 64, 10.0),
             ExchangeResult("fused", 64, 11.0),
             ExchangeResult("fused", 128, "no symmetric memory"),
+            ExchangeResult("flashinfer", 128, 13.0),
         ),
     ]
     sums, layers = exchange_tables(settings, found)
     assert sums.rows == [(64, 12.0, "nccl"), (128, 12.0, "nccl")]
-    assert layers.rows == [(64, 15.0, None, 11.0, "fused"), (128, 21.0, 20.0, None, "two_shot_norm")]
+    assert layers.rows == [(64, 15.0, None, 11.0, None, "fused"), (128, 21.0, 20.0, None, 13.0, "flashinfer")]
     group = measured_group("H100", 2, [sums, layers])
     assert group is not None
     write_times(group, tmp_path / "times.yaml")
     assert read_times(tmp_path / "times.yaml").groups[0].times == (
         ExchangeTime(bytes=64, nccl=12.0, fused=11.0, unfused=15.0),
-        ExchangeTime(bytes=128, nccl=12.0, unfused=20.0),
+        ExchangeTime(bytes=128, nccl=12.0, flashinfer=13.0, unfused=20.0),
     )
 
 
 @pytest.mark.slow
 def test_two_processes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    ways = (*ON_CPU, "nccl_norm")  # whose sums are gloo's here
+
+    def fail() -> None:
+        raise RuntimeError("no nvcc")
+
+    monkeypatch.setattr(exchange_run, "compile_module", fail)
+    ways = (*ON_CPU, "nccl_norm", FLASHINFER)  # nccl_norm's sums are gloo's here
     report = run_exchanges(ExchangeSettings("cpu", 2, ways, (256, 40960), num_replays=2), Progress(disable=True))
-    assert not report.failures
+    assert report.failures == ["flashinfer: no nvcc"]
     for table in report.tables:
         assert [row[0] for row in table.rows] == [256, 40960]
         assert all(float(row[1] or 0) > 0 for row in table.rows)

@@ -11,6 +11,7 @@ import pytest
 from punica_serve.engine.cuda.flashinfer_compiler import Compilation, CompileJob, FlashInferCompiler
 
 _DEADLINE_S = 30.0
+_CONSEQUENCE = "attention stays with Triton"
 
 
 def _shell(script: str) -> list[str]:
@@ -87,7 +88,7 @@ def test_what_a_dead_owner_has_started_ends_too(tmp_path: Path) -> None:
 def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     compiler = FlashInferCompiler(
-        [_job(tmp_path, f"echo $$ > {first}; exec sleep 600"), _job(tmp_path, f"echo > {second}")]
+        [_job(tmp_path, f"echo $$ > {first}; exec sleep 600"), _job(tmp_path, f"echo > {second}")], _CONSEQUENCE
     )
     pid = int(_read(first))
     compiler.close()
@@ -99,7 +100,7 @@ def test_closing_ends_the_process_and_starts_no_other(tmp_path: Path, caplog: py
 
 def test_a_failure_in_the_background_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     scripts = (f"echo > {tmp_path / 'first'}", "exit 3", "exit 4")
-    compiler = FlashInferCompiler(_job(tmp_path, script) for script in scripts)
+    compiler = FlashInferCompiler((_job(tmp_path, script) for script in scripts), _CONSEQUENCE)
     deadline_s = time.monotonic() + _DEADLINE_S
     while not caplog.records:
         assert time.monotonic() < deadline_s
@@ -111,18 +112,19 @@ def test_a_failure_in_the_background_is_a_warning(caplog: pytest.LogCaptureFixtu
 
 def test_of_the_processes_of_a_host_one_compiles_a_module(tmp_path: Path) -> None:
     first, second, other = tmp_path / "first", tmp_path / "second", tmp_path / "other"
-    compiler = FlashInferCompiler([_job(tmp_path, f"echo $$ > {first}; exec sleep 600")])
+    compiler = FlashInferCompiler([_job(tmp_path, f"echo $$ > {first}; exec sleep 600")], _CONSEQUENCE)
     _read(first)
     waiting = FlashInferCompiler(
         [
             _job(tmp_path, f"echo no > {second}"),
             CompileJob(_shell(f"echo done > {other}"), tmp_path / "other.lock"),
-        ]
+        ],
+        _CONSEQUENCE,
     )
     assert _read(other) == "done", "another module is its own"
     assert not second.exists()
     compiler.close()
-    again = FlashInferCompiler([_job(tmp_path, f"echo yes > {second}")])
+    again = FlashInferCompiler([_job(tmp_path, f"echo yes > {second}")], _CONSEQUENCE)
     assert _read(second) == "yes", "closing lets go of the lock"
     waiting.close()
     again.close()

@@ -1,7 +1,7 @@
 """The sums by which a group confirms its exchanges. Exchanges of GPUs are played, and so is the wait for them."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
 from punica_serve.engine.ranks.exchange_check import check_exchanges, find_fault, find_norm_fault
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
 from punica_serve.engine.ranks.start_votes import StartVotes
-from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
 from thread_ranks import run_ranks
@@ -28,6 +27,7 @@ class _Sums:
 
     rank = Rank(1, 2)
     choice = ExchangeChoice(((64, "one_shot"), (128, "nccl"), (256, "two_shot")))
+    layer_exchanges: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, wrong: set[int]) -> None:
         self._wrong = wrong
@@ -58,8 +58,6 @@ def test_a_rank_with_a_wrong_sum_makes_those_that_the_others_wait_for(
 class _Norms:
     """A rank's exchanges of layers, some of which it gets wrong."""
 
-    choice = ExchangeChoice((), max_fused_bytes=1000)
-
     def __init__(self, collectives: Collectives, wrong: int | None, by: int) -> None:
         self.rank = collectives.rank
         self.nums_rows: list[int] = []
@@ -67,8 +65,22 @@ class _Norms:
         self._wrong = wrong
         self._by = by
 
-    def add_rms_norm(self, out: Tensor, x: Tensor, residual: Tensor, *weights: Any, pdl: bool) -> None:
-        self._collectives.add_rms_norm(out, x, residual, *weights, pdl=pdl)
+    def takes(self, *tensors: Any) -> bool:
+        return True
+
+    def __call__(
+        self,
+        out: Tensor,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        delta: Tensor | None,
+        added_weight: Tensor | None,
+        *,
+        pdl: bool,
+    ) -> None:
+        self._collectives.add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
         if len(self.nums_rows) == self._wrong:
             (out if self._by else residual)[-1, -1] += self._by or 1
         self.nums_rows.append(len(residual))
@@ -83,13 +95,14 @@ def test_so_does_one_with_a_wrong_norm(
 
     def find(collectives: Collectives) -> tuple[str | None, list[int]]:
         norms = _Norms(collectives, wrong if collectives.rank.index == 1 else None, by)
-        return find_norm_fault(cast(ChosenCollectives, norms), _WIDTH, dtype, _CPU, lambda: None), norms.nums_rows
+        fault = find_norm_fault(norms, "a kernel", 1000, norms.rank, _WIDTH, dtype, _CPU, lambda: None)
+        return fault, norms.nums_rows
 
     (first, first_rows), (second, second_rows) = run_ranks(2, find)
     most = 1000 // (_WIDTH * dtype.itemsize)
     assert first_rows == second_rows == [most, 1, most, most]
     assert first is None
-    assert second is None if wrong is None else (second or "").startswith("the fused kernel has added")
+    assert second is None if wrong is None else (second or "").startswith("a kernel has added")
 
 
 class _Broken(_Sums):
@@ -140,23 +153,3 @@ def test_a_way_that_fails_on_all_ranks_is_told_to_all(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     for future in _check_two(_Broken(set()), _Broken(set())):
         assert future.result() == "rank 0 can't add up over ranks: no kernel image"
-
-
-def test_ranks_whose_processes_have_mapped_unequally_often_do_not_wait_for_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counts = iter((0, 2))
-    monkeypatch.setattr(exchange_check, "num_mappings", lambda: next(counts))
-    store, choice = HashStore(), ExchangeChoice(((64, "one_shot"),))
-
-    def fault_of(index: int) -> str | None:
-        library = cast(TorchCollectives, object())  # it is not asked for anything
-        votes = StartVotes(store, Rank(index, 2))
-        chosen, fault = exchange_check._mapped(library, choice, _WIDTH, torch.bfloat16, _CPU, votes)
-        assert chosen is None
-        return fault
-
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(fault_of, range(2))
-    assert first == second
-    assert "has been in an earlier group" in (first or "")

@@ -1,6 +1,5 @@
 """The exchange of each size, from measured times."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from punica_serve.engine.ranks.exchange_choice import (
     FUSED_BYTES,
     ExchangeChoice,
     ExchangeTime,
+    LayerWay,
     Way,
     choice_of,
     choose,
@@ -47,33 +47,62 @@ def test_sizes_between_take_the_larger_ones_way_and_nccl_those_beyond() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fused", "max_bytes"),
+    ("measured", "borders"),
     [
-        ([(5.0, 9.0), (6.0, 9.0), (9.0, 9.0)], 16),
-        ([(5.0, 9.0), (None, None), (6.0, 9.0)], 8),
-        ([(9.0, 5.0), (6.0, 9.0), (6.0, 9.0)], 0),
-        ([(5.0, None), (6.0, None), (6.0, None)], 0),
+        ([(5.0, None, 9.0), (6.0, None, 9.0), (9.0, None, 9.0)], ((16, "fused"),)),
+        ([(5.0, 4.0, 9.0), (6.0, 7.0, 9.0), (6.0, None, 9.0)], ((8, "flashinfer"), (32, "fused"))),
+        ([(9.0, None, 5.0), (None, 4.0, 9.0), (6.0, 6.0, 9.0)], ((8, "unfused"), (16, "flashinfer"), (32, "fused"))),
+        ([(5.0, 5.0, 4.0), (6.0, 9.0, 6.0), (None, None, 3.0)], ()),
+        ([(5.0, None, None), (None, 6.0, None), (6.0, 5.0, None)], ()),
     ],
 )
-def test_layers_are_fused_up_to_where_three_kernels_are_as_fast(
-    fused: list[tuple[float | None, float | None]], max_bytes: int
+def test_a_layer_takes_the_fastest_of_those_that_are_compared_with_three_kernels(
+    measured: list[tuple[float | None, float | None, float | None]], borders: tuple[tuple[int, LayerWay], ...]
 ) -> None:
     times = [
-        ExchangeTime(bytes=8 << place, nccl=9.0, one_shot=8.0, fused=own, unfused=others)
-        for place, (own, others) in enumerate(fused)
+        ExchangeTime(bytes=8 << place, nccl=9.0, one_shot=8.0, fused=ours, flashinfer=theirs, unfused=three)
+        for place, (ours, theirs, three) in enumerate(measured)
     ]
     choice = choose(times[::-1])
-    assert choice == ExchangeChoice(((32, "one_shot"),), max_bytes)
-    assert ("fused with the norm up to" in str(choice)) == bool(max_bytes)
+    assert choice == ExchangeChoice(((32, "one_shot"),), borders)
+    assert ("; with the norm: " in str(choice)) == bool(borders)
 
 
-def test_fused_can_be_set_for_groups_of_any_size(tiny_llama: Path) -> None:
-    config = EngineConfig(model=tiny_llama, exchange="fused")
-    for device, num_ranks, max_fused_bytes in ((_H100, 2, 16 << 20), (_H100, 4, FUSED_BYTES), (_H200, 2, FUSED_BYTES)):
+def test_a_layers_sizes_between_take_the_larger_ones_way() -> None:
+    choice = ExchangeChoice((), ((8, "flashinfer"), (16, "unfused"), (32, "fused")))
+    ways = ["flashinfer", "flashinfer", "unfused", "fused", "unfused"]
+    assert [choice.layer_way(size) for size in (1, 8, 9, 17, 33)] == ways
+    assert (choice.max_layer_bytes("fused"), choice.max_layer_bytes("flashinfer")) == (32, 8)
+    assert not choice.is_nccl
+    assert str(choice).endswith(
+        "with the norm: flashinfer up to 8 bytes, unfused up to 16 bytes, fused up to 32 bytes, unfused beyond"
+    )
+
+
+def test_without_flashinfer_its_sizes_go_to_the_next_best() -> None:
+    times = [
+        ExchangeTime(bytes=8, nccl=9.0, fused=6.0, flashinfer=5.0, unfused=9.0),
+        ExchangeTime(bytes=16, nccl=9.0, flashinfer=5.0, unfused=9.0),
+    ]
+    assert choose(times).layer_borders == ((16, "flashinfer"),)
+    assert choose(times, has_flashinfer=False).layer_borders == ((8, "fused"),)
+
+
+@pytest.mark.parametrize("way", ["fused", "flashinfer"])
+def test_one_kernel_can_be_set_for_groups_of_any_size(tiny_llama: Path, way: LayerWay) -> None:
+    config = EngineConfig.model_validate({"model": tiny_llama, "exchange": way})
+    for device, num_ranks in ((_H100, 4), (_H200, 2), (_H100, 3), ("NVIDIA A100", 2)):
         auto = choice_of(EngineConfig(model=tiny_llama), device, num_ranks)
-        assert choice_of(config, device, num_ranks) == replace(auto, max_fused_bytes=max_fused_bytes)
-    for device, num_ranks in ((_H100, 3), ("NVIDIA A100", 2)):
-        assert choice_of(config, device, num_ranks) == ExchangeChoice((), FUSED_BYTES)
+        choice = choice_of(config, device, num_ranks)
+        assert choice == ExchangeChoice(auto.borders, ((FUSED_BYTES, way),))
+    beyond = choice_of(config, _H100, 2).layer_borders
+    assert beyond == (((16 << 20, "fused"),) if way == "fused" else ((FUSED_BYTES, way), (16 << 20, "fused")))
+
+
+def test_flashinfer_can_be_set_where_it_is_missing(tiny_llama: Path) -> None:
+    config = EngineConfig(model=tiny_llama, exchange="flashinfer")
+    auto = choice_of(EngineConfig(model=tiny_llama), _H100, 2)
+    assert choice_of(config, _H100, 2, has_flashinfer=False) == auto
 
 
 @pytest.mark.parametrize(
@@ -84,7 +113,7 @@ def test_measured_groups_fuse_up_to_the_size_where_that_was_fastest(
 ) -> None:
     """Two H200s have no times of it. A decode of 32 rows of a Llama-2-70B has 512 KiB."""
     choice = choice_of(EngineConfig(model=tiny_llama), device, num_ranks)
-    assert choice.max_fused_bytes == max_fused_bytes
+    assert choice.max_layer_bytes("fused") == max_fused_bytes
     assert choice.way(512 << 10) == choice.way(16 << 20) == "two_shot"
     assert choice.way(17 << 20) == "nccl"
 
