@@ -6,7 +6,7 @@ turns over the rounds; a row's results are those of its median round.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, TextgenRow, fit, requests_of
 from punica_serve.bench.token_bar import TokenBar, timed
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request
 from punica_serve.workload import Population, RequestLength, Workload, shipped_workload
@@ -85,7 +86,7 @@ class TextgenMeasured:
     #: Rows that could not be measured, and why.
     failures: tuple[str, ...] = ()
     #: See ``Engine.launch_lags_us``.
-    launch_lags_us: tuple[float, ...] = ()
+    launch_lags_us: Mapping[Phase, Sequence[float]] = field(default_factory=dict)
 
 
 _Stock = Mapping[str, Sequence[AdapterRef]]
@@ -114,7 +115,7 @@ def run(subject: Subject, settings: TextgenSettings, progress: Progress) -> Text
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
             _warm_up(engine, stock["host"][-settings.batch_size :], workload)
             times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
-            lags_us = tuple(engine.launch_lags_us())
+            lags_us = engine.launch_lags_us()
         finally:
             engine.close()
     return TextgenMeasured(times, rates, workload, failures, lags_us)

@@ -171,10 +171,16 @@ def _facts(measured: TextgenMeasured, speed: dict[str, float]) -> dict[str, Valu
     if measured.rates is not None:
         facts["copy rate, TB/s"] = measured.rates.copy_bytes_per_s / 1e12
         facts["product rate, TFLOP/s"] = measured.rates.product_flop_per_s / 1e12
-    if len(measured.launch_lags_us) > 1:
-        percent = statistics.quantiles(measured.launch_lags_us, n=100)
-        facts |= {f"launch of the last rank after the leader's, p{p}, µs": percent[p - 1] for p in (50, 99)}
+    if lags := {phase: _percentiles(lags_us) for phase, lags_us in measured.launch_lags_us.items() if len(lags_us) > 1}:
+        facts |= {f"launch of the last rank after the leader's, {p}, µs": lags["launch"][p] for p in ("p50", "p99")}
+        shown = (f"{phase} {lag['p50']:.0f} ({lag['p99']:.0f})" for phase, lag in lags.items())
+        facts["the same by phase, p50 (p99), µs"] = ", ".join(shown)
     return facts
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    percent = statistics.quantiles(values, n=100)
+    return {f"p{p}": percent[p - 1] for p in (50, 99)}
 
 
 def _ratio(speed: dict[str, float], over: str, under: str) -> float | None:

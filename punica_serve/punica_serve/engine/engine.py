@@ -7,7 +7,7 @@ recovered requests look the same: the engine prefills prompt and generated token
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from threading import Event
@@ -32,6 +32,7 @@ from punica_serve.engine.in_flight import InFlight
 from punica_serve.engine.led_group import LedGroup
 from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_process import RankProcess
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.request_check import RequestCheck
@@ -347,8 +348,8 @@ class Engine:
         self._requests.check_invariants()
         self._group.audit(self._loader.adapters.pages_by_digest)
 
-    def launch_lags_us(self) -> list[float]:
-        """How much later than this rank the last one of its group launched each of the newest steps, in µs.
+    def launch_lags_us(self) -> Mapping[Phase, list[float]]:
+        """How much later than this rank the last one of its group launched each of the newest steps, by phase, in µs.
 
         Oldest first; none without a group. No step may be running. Raises RankLost.
         """

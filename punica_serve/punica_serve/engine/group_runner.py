@@ -1,5 +1,6 @@
 """Runs steps on all ranks of a group: the others are told before the leader launches its own part."""
 
+import time
 from collections.abc import Sequence as Series
 
 import torch
@@ -18,6 +19,7 @@ class _GroupStep:
     def __init__(self, own: LaunchedStep, wait: StepWait) -> None:
         self._own = own
         self._wait = wait
+        self.marks_ns = own.marks_ns
 
     def sampled_tokens(self) -> Series[SampledToken | None]:
         """See ``LaunchedStep.sampled_tokens``."""
@@ -46,10 +48,11 @@ class GroupRunner:
         if plan.assist is not None:
             plan.assist.peers = self._group.call(AssistStep)
         self._group.send_step(plan)
+        sent_ns = time.monotonic_ns()
         try:
             with self._group.step_wait.waiting():
                 launched = self._own.launch(plan)
         except RuntimeError as error:  # so end exchanges on CPUs whose peer is gone
             raise self._group.loss_after(error) from error
-        self._group.launches.mark()
+        self._group.launches.add(sent_ns, sent_ns, *launched.marks_ns)
         return _GroupStep(launched, self._group.step_wait)

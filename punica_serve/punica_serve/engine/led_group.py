@@ -1,6 +1,6 @@
 """The other ranks of an engine's group, as their leader's engine sees them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -8,6 +8,7 @@ from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.group_runner import GroupRunner
 from punica_serve.engine.ranks.group_adapters import GroupAdapters
+from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import SlowCopies
 from punica_serve.engine.ranks.rank_process import RankProcess
@@ -61,9 +62,9 @@ class LedGroup:
         if self._group is not None:
             self._group.audit(adapters)
 
-    def launch_lags_us(self) -> list[float]:
+    def launch_lags_us(self) -> Mapping[Phase, list[float]]:
         """See ``RankGroup.launch_lags_us``; none without a group."""
-        return self._group.launch_lags_us() if self._group is not None else []
+        return self._group.launch_lags_us() if self._group is not None else {}
 
     def kill(self) -> None:
         """Ends the ranks by force, after a start that has failed."""

@@ -3,6 +3,7 @@
 It plans nothing and reports no tokens. Its steps exchange what the leader's do, so both get the same tokens.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -86,13 +87,21 @@ class RankEngine:
                 clock.at,
             )
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the newest step is on the device."""
+        end = self._runner.newest_end
+        return end is not None and not end.query()
+
     def run_step(self, words: Int32s) -> None:
         """Launches a step. Its tokens stay here. All ranks give up one whose adapter will not arrive on one of them."""
+        read_ns = time.monotonic_ns()
         plan = self._assist.begin(self._steps.decode(words))
         self._cache.clear(self._steps.empty_pages)
+        decoded_ns = time.monotonic_ns()
         with suppress(ArrivalFailed):  # the leader plans it anew
-            self._runner.launch(plan)
-            self._launches.mark()
+            launched = self._runner.launch(plan)
+            self._launches.add(read_ns, decoded_ns, *launched.marks_ns)
         self._assist.finish(plan, self._runner.newest_end)
         used = (digest for sequence in plan.sequences if (digest := sequence.digest) is not None)
         self._copies.mark_used(used, self._runner.newest_end)

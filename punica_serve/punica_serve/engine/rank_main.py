@@ -47,8 +47,10 @@ from punica_serve.protocol import WireError
 
 log = logging.getLogger(__name__)
 
-#: How long a rank on a GPU polls for the next step before it sleeps.
+#: How long a rank on a GPU polls for the next step after the newest one has ended, before it sleeps.
 _POLL_S = 0.001
+#: A thread that copies adapters may hold the GIL for so long when a step has come. Python's own 5 ms is a whole step.
+_SWITCH_INTERVAL_S = 50e-6
 #: How long a process may run on after its leader has ended.
 _ORPHAN_GRACE_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -164,7 +166,9 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
     engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
     reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
-    inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=_POLL_S if device.type == "cuda" else 0.0)
+    poll_s = _POLL_S if device.type == "cuda" else 0.0
+    inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=poll_s, has_work=lambda: engine.is_running)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     freeze_gc()
     link.send(RankReady(clock.phases))
     while True:

@@ -1,5 +1,6 @@
 """Runs planned steps: the interface of a device, and its plain implementation on a CPU."""
 
+import time
 from collections.abc import Sequence as Series
 from typing import Protocol
 
@@ -21,6 +22,10 @@ from punica_serve.models.model import ForwardBatch, Model
 
 class LaunchedStep(Protocol):
     """A step that was given to the device, which may not have finished it."""
+
+    #: When its launch waited no longer for earlier inputs, when its inputs were queued, and when its forward pass was;
+    #: see ``LaunchTimes``.
+    marks_ns: tuple[int, int, int]
 
     def sampled_tokens(self) -> Series[SampledToken | None]:
         """The token of each of ``StepPlan.sampled``, None if its logits are not finite. Waits for the device."""
@@ -55,8 +60,9 @@ def arrival_for(plan: StepPlan, arrival_of: ArrivalOf) -> Arrival | None:
 class FinishedStep:
     """A step that ended within its launch."""
 
-    def __init__(self, sampled_tokens: Series[SampledToken | None]) -> None:
+    def __init__(self, sampled_tokens: Series[SampledToken | None], marks_ns: tuple[int, int, int]) -> None:
         self._sampled_tokens = sampled_tokens
+        self.marks_ns = marks_ns
 
     def sampled_tokens(self) -> Series[SampledToken | None]:
         return self._sampled_tokens
@@ -92,17 +98,21 @@ class CpuRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> FinishedStep:
+        began_ns = time.monotonic_ns()
         batch = build_rows(plan, self._device)
         self._attention.plan(plan, batch)
         arrival, sampled_rows = arrival_for(plan, self._arrival_of), batch.sampled_rows.tolist()
         self._lora.plan(batch.segments, arrival, plan.assist, sampled_rows=sampled_rows)
+        planned_ns = time.monotonic_ns()
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
         if plan.is_early and not self._has_arrived():
             raise ArrivalFailed
+        marks_ns = (began_ns, planned_ns, time.monotonic_ns())
         if not plan.sampled:
-            return FinishedStep(())
+            return FinishedStep((), marks_ns)
         logits = self._model.logits(hidden[batch.sampled_rows], self._lora).float()
-        return FinishedStep(self._sampler.launch(logits, plan.sampled, range(len(plan.sampled))).read())
+        sampled = self._sampler.launch(logits, plan.sampled, range(len(plan.sampled)))
+        return FinishedStep(sampled.read(), marks_ns)
 
     def _has_arrived(self) -> bool:
         """Whether every rank has found the weights that it needed: all ranks decide alike, in one exchange."""

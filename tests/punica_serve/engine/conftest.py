@@ -118,12 +118,13 @@ class _LateRunner(CpuRunner):
     def launch(self, plan: StepPlan) -> _LateStep:
         assert all(step.was_read for step in self._steps[:-1]), "two steps ahead"
         with patch.object(step_runner, "build_rows", self._build_rows):
-            sampled_tokens = super().launch(plan).sampled_tokens()
+            launched = super().launch(plan)
+        sampled_tokens = launched.sampled_tokens()
         self._drawn = {
             sequence: sampled.token_id if sampled else 0
             for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True)
         }
-        self._steps = (*self._steps[-1:], _LateStep(sampled_tokens))
+        self._steps = (*self._steps[-1:], _LateStep(sampled_tokens, launched.marks_ns))
         return self._steps[-1]
 
     def _build_rows(self, plan: StepPlan, device: torch.device) -> StepRows:

@@ -76,8 +76,8 @@ def _lead(
     frames.put(command_frame(AuditRank(7)))
     done = replies.get(timeout=_DEADLINE_S)
     assert done.books is not None
-    assert done.books.launched_ns
-    books = RankBooks(leader.encoder.known, engine._loader.adapters.pages_by_digest, done.books.launched_ns)
+    assert done.books.launches_ns
+    books = RankBooks(leader.encoder.known, engine._loader.adapters.pages_by_digest, done.books.launches_ns)
     assert done == Done(7, books=books)
     return answers
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()
         lags_us = llm.engine.launch_lags_us()
-        assert lags_us
-        assert all(abs(lag_us) < 1e6 for lag_us in lags_us), "the ranks launched the same steps"
+        assert min(map(len, lags_us.values())) > 10
+        assert all(abs(lag_us) < 1e6 for lag_us in chain(*lags_us.values())), "the ranks launched the same steps"
         assert capfd.readouterr().err == ""
         assert {"imports", "joining", "weights", "graphs"} <= llm.engine.start_times.phases.keys()
         (rank,) = llm.engine.ranks

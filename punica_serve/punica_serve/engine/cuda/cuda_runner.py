@@ -6,6 +6,7 @@ has sampled before the host knows them. The pages of a finished request can be g
 of their new owner runs later on the same stream.
 """
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Series
 from dataclasses import replace
@@ -56,9 +57,10 @@ _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
 class CudaStep:
     """A launched step."""
 
-    def __init__(self, pending: PendingTokens, end: torch.cuda.Event) -> None:
+    def __init__(self, pending: PendingTokens, end: torch.cuda.Event, marks_ns: tuple[int, int, int]) -> None:
         self._pending = pending
         self._end = end
+        self.marks_ns = marks_ns
 
     def sampled_tokens(self) -> Series[SampledToken | None]:
         """Waits for the step: the only wait for the device, apart from ``launch``, which waits for copies."""
@@ -127,19 +129,22 @@ class CudaRunner:
         with torch.cuda.stream(self._stream):
             # The step before the newest has ended, so the newest one's copies end within microseconds.
             self._staged.synchronize()
+            waited_ns = time.monotonic_ns()
             runner = self._runners[bucket, plan.lora_kind if plan.assist is None else _ASSISTED]
             if plan.assist is not None and self._exchange is not None:
                 self._buffers[bucket].write("assist", self._exchange.words(plan.assist))
             runner.stage(plan, self._logit_rows, self._pages_of)
             self._staged.record()
+            staged_ns = time.monotonic_ns()
             self._close_gates(plan)
             logits = runner.run()
+            queued_ns = time.monotonic_ns()
             rows = logit_rows(plan, bucket)
             pending = self._sampler.launch(logits, plan.sampled, [rows[sequence] for sequence in plan.sampled])
             end = torch.cuda.Event()
             end.record()
         self._logit_rows, self.newest_end = rows, end
-        return CudaStep(pending, end)
+        return CudaStep(pending, end, (waited_ns, staged_ns, queued_ns))
 
     def time_exchanges(self, job: AssistJob) -> float:
         """Seconds of one exchange with CPU processes of a job of the first group alone, which has just begun."""

@@ -6,12 +6,12 @@ on a thread. Once a rank is lost, all that waits for it fails, and the group is 
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from punica_serve.engine.batching.step_planner import StepPlan
-from punica_serve.engine.ranks.launch_times import LaunchTimes, launch_lags_us
+from punica_serve.engine.ranks.launch_times import LaunchTimes, Phase, launch_lags_us
 from punica_serve.engine.ranks.message_ring import RingStuck
 from punica_serve.engine.ranks.pending_commands import PendingCommands
 from punica_serve.engine.ranks.rank_loss import RankLost
@@ -132,9 +132,9 @@ class RankGroup:
             require(books.sequences == sequences, "a rank knows other sequences, or other pages of them")
             require(books.adapters == adapters, "a rank has other adapters, or other pages of them")
 
-    def launch_lags_us(self) -> list[float]:
+    def launch_lags_us(self) -> Mapping[Phase, list[float]]:
         """See ``launch_lags_us``. No step may be running. Raises RankLost."""
-        return launch_lags_us(self.launches.newest_ns, [books.launched_ns for books in self._books()])
+        return launch_lags_us(self.launches.newest_ns, [books.launches_ns for books in self._books()])
 
     def close(self) -> None:
         """Has all ranks end after the steps that were sent, and leaves no process behind."""

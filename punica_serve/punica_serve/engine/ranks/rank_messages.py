@@ -134,8 +134,8 @@ class RankBooks(Struct, frozen=True):
     sequences: dict[int, list[int]]
     #: Pages of each adapter on its device, by digest.
     adapters: dict[str, Pages]
-    #: When it launched its newest steps; see ``LaunchTimes.newest_ns``.
-    launched_ns: tuple[int, ...] = ()
+    #: See ``LaunchTimes.newest_ns``.
+    launches_ns: tuple[tuple[int, ...], ...] = ()
 
 
 class Done(Message, frozen=True):

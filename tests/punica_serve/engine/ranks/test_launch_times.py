@@ -2,28 +2,44 @@
 
 import time
 
-from punica_serve.engine.ranks.launch_times import LaunchTimes, launch_lags_us
+from punica_serve.engine.ranks.launch_times import PHASES, LaunchTimes, Marks, launch_lags_us
+
+
+def _marks(*launched_ns: int) -> tuple[Marks, ...]:
+    """Launches whose phases follow each other at once, but for the last one."""
+    return tuple((*range(5), ended_ns) for ended_ns in launched_ns)
 
 
 def test_the_last_rank_counts() -> None:
-    leader, near, far = (1_000, 50_000), (21_000, 52_000), (11_000, 90_000)
-    assert launch_lags_us(leader, (near, far)) == [20.0, 40.0]
+    leader, near, far = _marks(1_000, 50_000), _marks(21_000, 52_000), _marks(11_000, 90_000)
+    lags_us = launch_lags_us(leader, (near, far))
+    assert lags_us["launch"] == [20.0, 40.0]
+    assert lags_us["frame"] == lags_us["forward"] == [0.0, 0.0]
+
+
+def test_each_phase_has_the_lag_at_its_end() -> None:
+    leader = ((0, 0, 10_000, 30_000, 90_000, 95_000),)
+    rank = ((2_000, 25_000, 35_000, 56_000, 117_000, 124_000),)
+    lags_us = launch_lags_us(leader, (rank,))
+    assert list(lags_us) == list(PHASES)
+    assert [lag for (lag,) in lags_us.values()] == [2.0, 25.0, 25.0, 26.0, 27.0, 29.0]
 
 
 def test_steps_are_matched_from_the_newest_on() -> None:
-    assert launch_lags_us((1_000, 2_000, 3_000), ((2_500, 3_600),)) == [0.5, 0.6]
+    assert launch_lags_us(_marks(1_000, 2_000, 3_000), (_marks(2_500, 3_600),))["launch"] == [0.5, 0.6]
 
 
 def test_a_group_that_has_launched_nothing_has_no_lags() -> None:
-    assert launch_lags_us((), ((), ())) == []
+    assert not any(launch_lags_us((), ((), ())).values())
 
 
 def test_the_newest_launches_are_kept_in_order() -> None:
     launches = LaunchTimes()
     began_ns = time.monotonic_ns()
     for _ in range(5000):
-        launches.mark()
+        launches.add(*[time.monotonic_ns()] * 5)
     newest_ns = launches.newest_ns
     assert len(newest_ns) == 2048
-    assert list(newest_ns) == sorted(newest_ns)
-    assert began_ns <= newest_ns[0] <= newest_ns[-1] <= time.monotonic_ns()
+    flat = [mark for marks in newest_ns for mark in marks]
+    assert flat == sorted(flat)
+    assert began_ns <= flat[0] <= flat[-1] <= time.monotonic_ns()
