@@ -1,7 +1,7 @@
 import pytest
 
-from otlp_collector import otlp_collector
 from punica_runner.request_spans import RequestSpans
+from punica_serve.bench.hops.otlp_collector import otlp_collector
 from punica_serve.process import tracing
 from punica_serve.process.tracing import SpanContext, SpanSink
 from punica_serve.protocol import Request, SamplingParams

@@ -3,10 +3,10 @@ from itertools import count
 
 import pytest
 
-from otlp_collector import OtlpCollector, otlp_collector
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Deliver, Start, Stop
 from punica_scheduler.request_spans import RequestSpans
+from punica_serve.bench.hops.otlp_collector import OtlpCollector, otlp_collector
 from punica_serve.process import tracing
 from punica_serve.process.tracing import SpanContext, SpanSink, parent_of
 from punica_serve.protocol import (
@@ -62,7 +62,7 @@ def joined(gpu: str, runner: str = "host") -> events.GpuJoined:
 
 
 def names(collector: OtlpCollector) -> list[tuple[str, tuple[str, ...]]]:
-    return [(span.name, span.events) for span in collector.spans]
+    return [(span.name, tuple(name for name, _ in span.events)) for span in collector.spans]
 
 
 def failure(*assignments: AssignmentId) -> events.AssignmentsFailed:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from otlp_collector import otlp_collector
+from punica_serve.bench.hops.otlp_collector import otlp_collector
 from punica_serve.errors import ConfigError
 from punica_serve.process import tracing
 from punica_serve.process.tracing import Span, SpanContext, parent_of, span_sink
@@ -51,7 +51,7 @@ def test_a_span_arrives_as_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (received.process, received.name, received.parent_id) == ("punica-worker", "decode", PARENT.span_id)
     assert (received.trace_id, received.span_id) == (PARENT.trace_id, span.context.span_id)
     assert (received.start_ns, received.end_ns) == (1_000, 2_000)
-    assert (received.attributes, received.events) == ({"punica.gpu": "GPU-1"}, ("evicted",))
+    assert (received.attributes, received.events) == ({"punica.gpu": "GPU-1"}, (("evicted", 1_500),))
 
 
 def test_if_the_collector_is_down_only_spans_are_lost() -> None:

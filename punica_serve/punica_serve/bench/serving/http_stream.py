@@ -54,14 +54,14 @@ class HttpClient:
         self._decode = msgspec.json.Decoder(_Chunk).decode
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def stream(self, request: ServedRequest) -> AsyncGenerator[int, None]:
-        """See ``Client.stream``."""
+    async def stream(self, request: ServedRequest, traceparent: str | None = None) -> AsyncGenerator[int, None]:
+        """See ``Client.stream``. ``traceparent``: of the trace to which the request belongs."""
         with self._connection_errors():
             reader, writer = self._idle.pop() if self._idle else await self._connect()
             is_whole = False
             num_tokens = 0
             try:
-                writer.write(self._head_and_body(request))
+                writer.write(self._head_and_body(request, traceparent))
                 await self._read_head(reader)
                 async for event in _events(_chunks(reader)):
                     if (num_so_far := self._num_tokens(event, num_tokens)) > num_tokens:
@@ -84,7 +84,7 @@ class HttpClient:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=_MAX_LINE_BYTES)
 
-    def _head_and_body(self, request: ServedRequest) -> bytes:
+    def _head_and_body(self, request: ServedRequest, traceparent: str | None) -> bytes:
         body = json.dumps(
             {
                 "model": self._model if request.adapter is None else self._adapter_name.format(request.adapter),
@@ -97,8 +97,9 @@ class HttpClient:
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
         ).encode()
+        trace = f"traceparent: {traceparent}\r\n" if traceparent else ""
         head = (
-            f"POST {self._path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{self._authorization}"
+            f"POST {self._path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{self._authorization}{trace}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

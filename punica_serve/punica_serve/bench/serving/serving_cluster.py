@@ -1,6 +1,8 @@
 """A cluster to measure: a config, or a shape with random weights, with the dummy adapters that the workloads need."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.bench.running_cluster import RunningCluster, running_cluster
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -33,6 +36,16 @@ def with_dummies(
         "host_cache_bytes": max(arena_num_bytes(num_adapters, num_bytes), engine.host_cache_bytes or 0),
     }
     return config.model_copy(update={"engine": engine.model_copy(update=update), "dummy_adapters": dummies})
+
+
+@contextmanager
+def serving_cluster(config: ClusterConfig, model: ModelConfig, folder: Path) -> Iterator[RunningCluster]:
+    """Runs a cluster in a folder, with a tokenizer if the model has none. Raises ConfigError and ClusterUnavailable."""
+    if not (config.engine.tokenizer_folder / "tokenizer.json").exists():
+        tokenizer = write_tokenizer(folder / "tokenizer", model.vocab_size)
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"tokenizer": tokenizer})})
+    with running_cluster(config, folder) as cluster:
+        yield cluster
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> Path:

@@ -13,11 +13,10 @@ from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.frontend.processes import ProcessFigures
-from punica_serve.bench.running_cluster import running_cluster
 from punica_serve.bench.serving.http_stream import HttpClient
 from punica_serve.bench.serving.load_loops import Client, LoadRun, closed_loop, long_prompts, poisson
 from punica_serve.bench.serving.served_times import LongPromptResult, ServingResult, beside_long_prompts, result_of
-from punica_serve.bench.serving.serving_cluster import with_dummies, write_tokenizer
+from punica_serve.bench.serving.serving_cluster import serving_cluster, with_dummies
 from punica_serve.bench.serving.serving_settings import REQUEST_TIMEOUT_S, ApiName, ServingSettings
 from punica_serve.bench.serving.serving_workloads import (
     GROUP_SIZE,
@@ -108,13 +107,9 @@ def _server(config: ClusterConfig, model: ModelConfig, settings: ServingSettings
     if settings.url is not None:
         yield Server(settings.url.rstrip("/"), _base_name(settings.url, key))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        if not (config.engine.tokenizer_folder / "tokenizer.json").exists():
-            tokenizer = write_tokenizer(Path(folder) / "tokenizer", model.vocab_size)
-            config = config.model_copy(update={"engine": config.engine.model_copy(update={"tokenizer": tokenizer})})
-        with running_cluster(config, Path(folder)) as cluster:
-            frontends = [figures for name, figures in cluster.processes.items() if name.startswith("frontend")]
-            yield Server(cluster.url, config.engine.served_name, frontends)
+    with tempfile.TemporaryDirectory() as folder, serving_cluster(config, model, Path(folder)) as cluster:
+        frontends = [figures for name, figures in cluster.processes.items() if name.startswith("frontend")]
+        yield Server(cluster.url, config.engine.served_name, frontends)
 
 
 def _base_name(url: str, key: str | None) -> str:

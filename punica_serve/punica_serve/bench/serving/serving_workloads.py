@@ -60,6 +60,15 @@ def requests_of(
     ]
 
 
+def random_requests(
+    count: int, num_prompt_tokens: int, num_tokens: int, *, vocab_size: int, max_context: int
+) -> list[ServedRequest]:
+    """Requests of one adapter and one length, which is cut where the context does not hold it; no shared prefixes."""
+    rng = np.random.default_rng(_SEED)
+    length = _cut(RequestLength(num_prompt_tokens, num_tokens), max_context)
+    return [ServedRequest(_tokens(rng, length.prompt, vocab_size), length.output, 0) for _ in range(count)]
+
+
 def long_requests(
     population: PopulationName, num_tokens: int, *, vocab_size: int, max_context: int
 ) -> Iterator[ServedRequest]:

@@ -13,6 +13,7 @@ from punica_serve.cli.bench import (
     cpu_assist,
     decode_ranks,
     frontend,
+    hops,
     hot_reload,
     just_in_time,
     kernels,
@@ -44,6 +45,7 @@ app.command("control-plane")(control_plane.command)
 app.command("cpu-assist")(cpu_assist.command)
 app.command("decode-ranks")(decode_ranks.command)
 app.command("frontend")(frontend.command)
+app.command("hops")(hops.command)
 app.command("hot-reload")(hot_reload.command)
 app.command("just-in-time")(just_in_time.command)
 app.command("kernels")(kernels.command)

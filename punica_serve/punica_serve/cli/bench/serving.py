@@ -23,12 +23,11 @@ from punica_serve.cli.bench.serving_options import (
     TogetherOption,
     UrlOption,
     WorkloadsOption,
+    cluster_of,
     parse_counts,
     parse_names,
 )
-from punica_serve.cli.options import DEFAULT_CONFIG, KeyOption
-from punica_serve.cli.shipped_configs import find_config
-from punica_serve.errors import ConfigError
+from punica_serve.cli.options import KeyOption
 from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def command(
     from punica_serve.bench.serving.serving_settings import ApiName, ServingSettings
     from punica_serve.bench.serving.serving_workloads import PopulationName, WorkloadName
 
-    cluster = _cluster(config, shape, device)
+    cluster = cluster_of(config, shape, device)
     workload_names = parse_names(workloads, get_args(WorkloadName), "workloads")
     num_requests = parse_counts(requests, len(workload_names))
     settings = ServingSettings(
@@ -113,19 +112,3 @@ def _write_peer_files(folder: Path, cluster: "ClusterConfig", count: int, rank: 
         model = read_model_config(engine.model)
         script = write_peer_files(folder, engine, model, num_adapters=count, rank=rank, progress=progress)
     console.print(f"wrote {script}; run it with sh, then measure with --url http://127.0.0.1:8000", soft_wrap=True)
-
-
-def _cluster(config: Path | None, shape: str | None, device: str) -> "ClusterConfig":
-    """A config's cluster, or one worker with a shape's random weights. Raises ConfigError."""
-    from punica_serve.config.cluster import load_config, parse_config
-    from punica_serve.shapes import shape_folder
-
-    if shape is None:
-        return load_config(find_config(config or DEFAULT_CONFIG))
-    if config is not None:
-        raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
-    document = {
-        "engine": {"model": str(shape_folder(shape)), "model_name": shape, "load_format": "dummy"},
-        "runner": {"devices": [device]},
-    }
-    return parse_config(document, source="--shape", folder=Path())

@@ -1,13 +1,17 @@
 """The options of `punica-serve bench serving`, and the lists in them."""
 
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
-from punica_serve.cli.options import check_text
+from punica_serve.cli.options import DEFAULT_CONFIG, check_text
+from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted, is_count
+
+if TYPE_CHECKING:
+    from punica_serve.config.cluster import ClusterConfig
 
 Name = TypeVar("Name", bound=str)
 
@@ -107,3 +111,19 @@ def parse_counts(text: str, num_workloads: int) -> tuple[int, ...]:
         message = f"`--requests` has {len(words)} numbers for {workloads}; give one, or one for each"
         raise ConfigError(message, param="requests")
     return tuple(map(int, words * num_workloads))[:num_workloads]
+
+
+def cluster_of(config: Path | None, shape: str | None, device: str) -> "ClusterConfig":
+    """A config's cluster, or one worker with a shape's random weights. Raises ConfigError."""
+    from punica_serve.config.cluster import load_config, parse_config
+    from punica_serve.shapes import shape_folder
+
+    if shape is None:
+        return load_config(find_config(config or DEFAULT_CONFIG))
+    if config is not None:
+        raise ConfigError("`--shape` and `--config` both name a model to run; give only one", param="shape")
+    document = {
+        "engine": {"model": str(shape_folder(shape)), "model_name": shape, "load_format": "dummy"},
+        "runner": {"devices": [device]},
+    }
+    return parse_config(document, source="--shape", folder=Path())

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry traces: OTLP over HTTP, as far as tests need one."""
+"""A collector of OpenTelemetry traces: OTLP over HTTP, as far as a measurement or a test needs one."""
 
 import contextlib
 import gzip
@@ -12,6 +12,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class ReceivedSpan:
+    """A span as it was exported. Times are nanoseconds since 1970."""
+
     process: str
     name: str
     trace_id: str
@@ -20,15 +22,19 @@ class ReceivedSpan:
     start_ns: int
     end_ns: int
     attributes: dict[str, str | int]
-    events: tuple[str, ...]
+    #: Names, and times in nanoseconds since 1970.
+    events: tuple[tuple[str, int], ...]
 
 
 class OtlpCollector:
+    """The spans that have come, in that order."""
+
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.spans: list[ReceivedSpan] = []
 
     def receive(self, body: bytes) -> None:
+        """Takes an export request, uncompressed."""
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             names = {one.key: one.value.string_value for one in resource.resource.attributes}
             for scope in resource.scope_spans:
@@ -46,13 +52,15 @@ class OtlpCollector:
                             span.start_time_unix_nano,
                             span.end_time_unix_nano,
                             attributes,
-                            tuple(event.name for event in span.events),
+                            tuple((event.name, event.time_unix_nano) for event in span.events),
                         )
                     )
 
 
 @contextlib.contextmanager
 def otlp_collector() -> Iterator[OtlpCollector]:
+    """Collects on a free port while the context is open."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
