@@ -29,8 +29,9 @@ def test_triton(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype:
     check(make_case(heads, kv_heads, head_dim, page_size, dtype), triton.paged_attention)
 
 
-@pytest.mark.parametrize("num_programs", [1, 7, 40])
-@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(2, 2, 4), (6, 2, 8), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "page_size", "num_programs"), [(2, 2, 4, 7), (6, 2, 8, 1), (6, 2, 8, 40), (3, 1, 1, 7)]
+)
 @pytest.mark.parametrize("attend", [public.paged_attention, triton.paged_attention], ids=["public", "triton"])
 def test_divided_contexts_are_merged(
     attend: Callable[..., None], heads: int, kv_heads: int, page_size: int, num_programs: int

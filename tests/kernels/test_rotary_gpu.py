@@ -81,9 +81,20 @@ def check(
             assert torch.equal(pool[pages, 1, 1, offsets].double(), v[kept])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("delta_dtype", [None, torch.float16, torch.float32])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 20), (1, 1, 2), (9, 3, 64)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "delta_dtype", "dtype"),
+    [
+        (6, 2, 20, None, torch.float32),
+        (6, 2, 20, torch.float16, torch.float16),
+        (6, 2, 20, torch.float32, torch.float32),
+        (1, 1, 2, None, torch.float16),
+        (1, 1, 2, torch.float16, torch.float32),
+        (1, 1, 2, torch.float32, torch.float16),
+        (9, 3, 64, None, torch.float32),
+        (9, 3, 64, torch.float16, torch.float32),
+        (9, 3, 64, torch.float32, torch.float16),
+    ],
+)
 def test_rotary_append(
     heads: int, kv_heads: int, head_dim: int, delta_dtype: torch.dtype | None, dtype: torch.dtype
 ) -> None:
@@ -105,10 +116,19 @@ def test_some_elements_of_a_head_may_be_kept(head_dim: int, rotated: int, has_no
     check(3, 1, head_dim, 5, torch.float32, torch.float16, has_norms=has_norms, rotated=rotated)
 
 
-@pytest.mark.parametrize("splits", [2, 4])
-@pytest.mark.parametrize("rotated", [20, 14])
-@pytest.mark.parametrize(("has_bias", "has_norms"), [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("delta_dtype", [None, torch.float16])
+@pytest.mark.parametrize(
+    ("delta_dtype", "has_bias", "has_norms", "rotated", "splits"),
+    [
+        (None, False, False, 20, 2),
+        (None, True, False, 14, 4),
+        (None, False, True, 20, 4),
+        (None, True, True, 14, 2),
+        (torch.float16, False, False, 14, 4),
+        (torch.float16, True, False, 20, 2),
+        (torch.float16, False, True, 14, 2),
+        (torch.float16, True, True, 20, 4),
+    ],
+)
 def test_partial_sums_are_added_first(
     delta_dtype: torch.dtype | None, has_bias: bool, has_norms: bool, rotated: int, splits: int
 ) -> None:

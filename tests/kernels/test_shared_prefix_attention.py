@@ -29,8 +29,9 @@ def _case(
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("num_programs", [1, 7, 60])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (7, 1), (6, 2)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "num_programs"), [(2, 2, 7), (4, 1, 60), (7, 1, 1), (7, 1, 60), (6, 2, 7)]
+)
 def test_results_are_merged_for_every_row(
     attend: Callable[..., None], heads: int, kv_heads: int, num_programs: int
 ) -> None:
@@ -44,8 +45,9 @@ def test_results_are_merged_for_every_row(
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("size", [2, 15, 17, 32])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(1, 1, 15), (1, 1, 17), (1, 1, 32), (8, 2, 2), (8, 2, 17), (8, 1, 2), (8, 1, 15)]
+)
 def test_groups_larger_than_a_block_are_divided(
     attend: Callable[..., None], heads: int, kv_heads: int, size: int
 ) -> None:

@@ -1,5 +1,5 @@
 """Compiles attention of decodes for an H200, with shared prefixes and without, and prints, a line for each
-configuration, what the assembler says of registers that spill.
+configuration, what the assembler says of registers that spill. The argument is the number of models.
 """
 
 import re
@@ -22,8 +22,9 @@ _TYPES = {
     **dict.fromkeys(("split_acc", "split_m", "split_l"), "*fp32"),
     **dict.fromkeys(("scale", "log2_soft_cap"), "fp32"),
 }
-#: Heads, kv heads and the size of a head: Llama-2-7B, Llama-3.1-8B, Qwen 2.5 7B, Gemma 2.
-_MODELS = ((32, 32, 128), (32, 8, 128), (28, 4, 128), (16, 8, 256))
+#: Heads, kv heads and the size of a head: Gemma 2, Llama-2-7B, Llama-3.1-8B, Qwen 2.5 7B. The largest heads need most
+#: registers.
+_MODELS = ((16, 8, 256), (32, 32, 128), (32, 8, 128), (28, 4, 128))
 
 
 def spills(heads: int, kv_heads: int, head_dim: int, *, shares_prefixes: bool) -> str:
@@ -65,5 +66,7 @@ def spills(heads: int, kv_heads: int, head_dim: int, *, shares_prefixes: bool) -
 
 
 if __name__ == "__main__":
-    lines = (spills(*model, shares_prefixes=shares) for model in _MODELS for shares in (False, True))
+    lines = (
+        spills(*model, shares_prefixes=shares) for model in _MODELS[: int(sys.argv[1])] for shares in (False, True)
+    )
     sys.stdout.write("\n".join(lines) + "\n")
