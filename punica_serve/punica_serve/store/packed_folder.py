@@ -79,10 +79,10 @@ class PackedFolder:
             raise
         return descriptor
 
-    def mark_used(self, descriptor: int) -> None:
-        """An open file is used, so it is evicted later, if the disk can be written."""
+    def mark_used(self, digest: str, layout: str) -> None:
+        """A file was used, so it is evicted later, if it is there and the disk can be written."""
         with suppress(OSError):
-            os.utime(descriptor)
+            os.utime(self._path(digest, layout), follow_symlinks=False)
 
     def has(self, digest: str, layout: str) -> bool:
         return self._path(digest, layout).exists()

@@ -51,6 +51,8 @@ _HANG_S = 10.0
 _MAX_WAITING = 2
 #: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
 _MAX_REMEMBERED = 4096
+#: Files to be marked as used at a time; others are marked at their next load.
+_MAX_USED = 256
 _NICE = 19
 _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
 
@@ -86,6 +88,8 @@ class PackedStore:
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
         self._unwanted: dict[str, None] = {}
         self._has_failed = False
+        #: Digests whose files are to be marked as used.
+        self._used: set[str] = set()
 
     def want(self, digest: str) -> None:
         """A load begins, so the adapter may be written again. On the same thread as ``remove``."""
@@ -112,7 +116,9 @@ class PackedStore:
             if descriptor is None:
                 return None
             with RangeReader(descriptor) as file:
-                return self._read(file, ref, memory, stream)
+                packed = self._read(file, ref, memory, stream)
+            self._mark_used(ref.digest)
+            return packed
         except _DiskHangs:
             return None
         except (PackedFileInvalid, OSError) as error:
@@ -151,6 +157,20 @@ class PackedStore:
         self._readers.shutdown(wait=False)  # whoever waits for chunks gets them
         self._writer.shutdown(wait=False, cancel_futures=True)
 
+    def _mark_used(self, digest: str) -> None:
+        """In the background: while a busy disk writes its journal, it may take as long as many loads."""
+        with self._lock:
+            if digest in self._used or len(self._used) >= _MAX_USED:
+                return
+            self._used.add(digest)
+        with suppress(RuntimeError):  # closed
+            self._writer.submit(self._write_mark, digest)
+
+    def _write_mark(self, digest: str) -> None:
+        with self._lock:
+            self._used.discard(digest)
+        self._folder.packed.mark_used(digest, self._layout.name)
+
     def _read(self, file: RangeReader, ref: AdapterRef, memory: Tensor, stream: PageStream | None) -> PackedAdapter:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
@@ -164,8 +184,6 @@ class PackedStore:
             reads: list[Future[None]] = []
             try:
                 reads.extend(self._readers.submit(self._read_chunks, file, chunks, stream) for _ in range(num_readers))
-                # First what gives up the GIL: readers begin before this thread lays out the pages.
-                self._folder.packed.mark_used(file.descriptor)
                 packed = views() if stream is None else stream.prepare(views)
             except BaseException:
                 if stream is not None:

@@ -28,7 +28,7 @@ from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.packed_folder import PackedCache
+from punica_serve.store.packed_folder import PackedCache, PackedFolder
 from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
@@ -462,6 +462,26 @@ def test_two_workers_that_pack_at_once_leave_one_good_file(
     before = len(packings)
     assert all(equal(copy, Worker(folder, model).load(ref)) for copy in copies)
     assert len(packings) == before
+
+
+def test_a_load_marks_its_file_as_used_and_does_not_wait_for_that(
+    folder: Path, model: ModelConfig, ref: AdapterRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Worker(folder, model).packs(ref)
+    os.utime(file, ns=(1, 1))
+    disk_answers, original = threading.Event(), PackedFolder.mark_used
+
+    def mark_used(*arguments: Any) -> None:
+        assert disk_answers.wait(DEADLINE_S)
+        original(*arguments)
+
+    monkeypatch.setattr(PackedFolder, "mark_used", mark_used)
+    worker = Worker(folder, model)
+    worker.load(ref)
+    assert file.stat().st_mtime_ns == 1
+    disk_answers.set()
+    worker.settle()
+    assert file.stat().st_mtime_ns > 1
 
 
 def test_no_more_than_the_budget_is_kept(folder: Path, model: ModelConfig, tmp_path: Path) -> None:
