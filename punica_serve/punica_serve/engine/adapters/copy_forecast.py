@@ -5,7 +5,7 @@ step has ended (its fence).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,8 @@ class CopyUnderWay:
     num_bytes: int
     fences: tuple[torch.cuda.Event, ...]
     group: GroupCopy
+    #: The bytes of all layers that are still to arrive, where these come together, with the last of them.
+    bytes_to_come: Callable[[], int] | None = None
 
     @property
     def is_fenced(self) -> bool:
@@ -46,8 +48,13 @@ class CopyUnderWay:
         """
         if self.group.done.done():
             return 0.0
-        num_own = max(0, num_groups - self.arrival.num_arrived)
-        return max(num_own * self.num_bytes / self.num_groups, self._peers_bytes_left(num_groups, rate))
+        return max(self._own_bytes_left(num_groups), self._peers_bytes_left(num_groups, rate))
+
+    def _own_bytes_left(self, num_groups: int) -> float:
+        num_missing = max(0, num_groups - self.arrival.num_arrived)
+        if self.bytes_to_come is not None:
+            return self.bytes_to_come() if num_missing else 0.0
+        return num_missing * self.num_bytes / self.num_groups
 
     def _peers_bytes_left(self, num_groups: int, rate: float) -> float:
         num_bytes, queued_s = num_groups * self.num_bytes / self.num_groups, self.group.queued_s

@@ -32,6 +32,10 @@ class _ChunkCopy:
     call_s: float
     end: torch.cuda.Event | None
 
+    @property
+    def has_ended(self) -> bool:
+        return self.end is None or self.end.query()
+
     def seconds_after(self, last: "_ChunkCopy") -> float:
         """An upper bound of the copy's time: the GPU copies one after the other."""
         if self.end is None or last.end is None:
@@ -72,6 +76,8 @@ class PageStream:
         self._is_abandoned = False
         #: One for each chunk, in their order.
         self._copies: list[_ChunkCopy] = []
+        #: Those of them that have ended, as far as ``bytes_to_come`` knows.
+        self._num_ended = 0
 
     @property
     def is_flowing(self) -> bool:
@@ -124,6 +130,12 @@ class PageStream:
         """Waits until the copies of a complete stream have ended."""
         if self._end is not None:
             self._end.synchronize()
+
+    def bytes_to_come(self) -> int:
+        """Bytes of a complete stream whose copies have not ended. Never waits."""
+        while self._num_ended < len(self._copies) and self._copies[self._num_ended].has_ended:
+            self._num_ended += 1
+        return sum(copy.num_bytes for copy in self._copies[self._num_ended :])
 
     def fastest_copy(self) -> tuple[int, float]:
         """Bytes and seconds of the chunk that was copied fastest, once ``wait`` has returned: what the link can do.

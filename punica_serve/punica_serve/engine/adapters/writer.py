@@ -58,9 +58,14 @@ class LoraWriter:
         return PageStream(self._pool, pages, self._open_fences(), self._make_arrival(pages), self._on_progress, trace)
 
     def follow(self, ref: AdapterRef, stream: PageStream, num_bytes: int) -> tuple[GroupCopy, Arrival | None]:
-        """The copies of a complete stream, of which ``num_bytes`` at most are still to come."""
+        """The copies of a complete stream of ``num_bytes``, some of which are still to come: its chunks have parts of
+        all layers.
+        """
         work = self._copiers.submit(self._outlast, stream)
-        return self._begin(ref, stream.pages, num_bytes, stream.fences, work, stream.arrival), stream.arrival
+        copy = self._begin(
+            ref, stream.pages, num_bytes, stream.fences, work, stream.arrival, bytes_to_come=stream.bytes_to_come
+        )
+        return copy, stream.arrival
 
     def fill(self, ref: AdapterRef, pages: AdapterPages, packed: PackedAdapter) -> tuple[GroupCopy, Arrival | None]:
         """Starts to fill pages, on all ranks. ``packed`` is read until that is done."""
@@ -105,12 +110,15 @@ class LoraWriter:
         fences: tuple[torch.cuda.Event, ...],
         work: Future[None],
         arrival: Arrival | None,
+        *,
+        bytes_to_come: Callable[[], int] | None = None,
     ) -> GroupCopy:
-        """Follows a copy that ``work`` does or waits for."""
+        """Follows a copy that ``work`` does or waits for. ``bytes_to_come``: as ``CopyUnderWay`` has it."""
         work.add_done_callback(lambda _: self._on_progress())
         copy = self._peers.copy(ref, pages, work, by_layer=arrival is not None)
         if arrival is not None:
-            self._forecast.add(CopyUnderWay(arrival, len(layer_groups(self._pool.num_layers)), num_bytes, fences, copy))
+            num_groups = len(layer_groups(self._pool.num_layers))
+            self._forecast.add(CopyUnderWay(arrival, num_groups, num_bytes, fences, copy, bytes_to_come))
         return copy
 
     def _outlast(self, stream: PageStream) -> None:

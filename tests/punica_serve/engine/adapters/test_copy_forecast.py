@@ -70,6 +70,21 @@ def test_copies_come_one_after_the_other() -> None:
     assert forecast.hold_s(second.arrival, at_once) == pytest.approx(0.010)
 
 
+def test_layers_of_a_packed_file_arrive_with_its_last_chunk() -> None:
+    arrival, left = CpuArrival(8, lambda: None), 2 * _MB
+    group = GroupCopy(Future(), -math.inf)
+    copy, step = CopyUnderWay(arrival, 8, 8 * _MB, (), group, lambda: left), StepForecast(0.001, 0.008)
+    behind = _copy(8 * _MB)
+    forecast = _forecast(copy, behind)
+    assert forecast.arrives_in_s(arrival, step) == pytest.approx([0.002] * 8)
+    assert forecast.hold_s(arrival, step) == pytest.approx(0.001)  # by its first layer
+    arrives_in_s = forecast.arrives_in_s(behind.arrival, step)
+    assert arrives_in_s is not None and arrives_in_s[-1] == pytest.approx(0.010)
+    for _ in range(8):
+        arrival.mark()
+    assert forecast.arrives_in_s(arrival, step) == [0.0] * 8
+
+
 @pytest.mark.parametrize("is_over_before", [True, False])
 def test_a_copy_that_has_ended_badly_is_in_nobodys_way(is_over_before: bool) -> None:
     fence, forecast = _Fence(), _forecast()

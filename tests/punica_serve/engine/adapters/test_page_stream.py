@@ -341,6 +341,22 @@ def test_a_gpus_chunk_takes_the_time_since_the_one_before_at_most() -> None:
     assert stream.fastest_copy() == pytest.approx((8, 0.002))
 
 
+def test_a_gpus_chunks_are_to_come_until_their_copies_have_ended() -> None:
+    ended: set[int] = set()
+
+    def chunk(number: int, num_bytes: int) -> page_stream._ChunkCopy:
+        end: Any = SimpleNamespace(query=lambda: number in ended)
+        return page_stream._ChunkCopy(num_bytes, 9.0, end)
+
+    stream = PageStream(*[SimpleNamespace()] * 6)  # type: ignore[arg-type]
+    stream._copies = [chunk(0, 10), chunk(1, 20), chunk(2, 30)]
+    assert stream.bytes_to_come() == 60
+    ended |= {0, 1}
+    assert stream.bytes_to_come() == 30
+    ended.add(2)
+    assert stream.bytes_to_come() == 0
+
+
 def test_a_chunk_that_is_not_read_in_time_fails_its_requests_alone_and_never_reaches_the_pages_of_another(
     make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
