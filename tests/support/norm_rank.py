@@ -77,6 +77,9 @@ def _compare(collectives: TorchCollectives, way: str, dtype: torch.dtype, device
     exchange = make(collectives, max_bytes, _WIDTH, dtype, device)
     dist.barrier(collectives.group)
     steps = [_Step(num_rows, dtype, device) for num_rows in _NUMS_ROWS]
+    for step in steps:
+        assert exchange.takes(step.residual, step.weight, None)
+    assert not exchange.takes(_Step(_MAX_ROWS + 1, dtype, device).residual, steps[0].weight, None)
     graphs = [_graph_of(step, exchange) for step in steps]
     for number in range(_NUM_ROUNDS):
         for step, graph in zip(steps, graphs, strict=True):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.partial_sums import sum_parts
+from punica_serve.engine.ranks.flashinfer_module import has_whole_warps
 from punica_serve.engine.ranks.mapped_memory import mappings
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 
@@ -19,7 +20,7 @@ from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 _NUM_MAPPINGS = 3
 #: Of a rank's rows, since a workspace takes 4 times as many bytes for each rank. In float32 on two ranks, two shots
 #: would need more than it has, which FlashInfer takes from twice as many bytes on.
-_MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 class _LaterMeeting:
@@ -42,13 +43,16 @@ class FlashInferNorm:
     ) -> None:
         """All ranks must, and meet once more before the first exchange. ``max_bytes``: of a rank's rows.
 
-        Its module must be compiled, or this compiles it. Raises RuntimeError if the GPUs can't map each other's memory.
+        Its module must be compiled, or this compiles it. Raises RuntimeError if the GPUs can't map each other's memory,
+        and for rows that it can't exchange.
         """
+        if max_bytes > MAX_BYTES or not has_whole_warps(width * dtype.itemsize):
+            raise RuntimeError(f"FlashInfer exchanges no {max_bytes:,} bytes in rows of {width} numbers")
         from flashinfer.comm import create_allreduce_fusion_workspace
 
         rank = collectives.rank
         self._width, self._dtype = width, dtype
-        self._max_rows = max(1, min(max_bytes, _MAX_BYTES) // (width * dtype.itemsize))
+        self._max_rows = max(1, max_bytes // (width * dtype.itemsize))
         with torch.cuda.device(device), mappings(collectives, _NUM_MAPPINGS):
             self._workspace = create_allreduce_fusion_workspace(
                 "trtllm",

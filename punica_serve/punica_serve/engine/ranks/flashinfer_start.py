@@ -9,7 +9,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
 from punica_serve.engine.ranks.exchange_check import find_norm_fault
 from punica_serve.engine.ranks.flashinfer_module import is_compiled, job, why_not
-from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
+from punica_serve.engine.ranks.flashinfer_norm import MAX_BYTES, FlashInferNorm
 from punica_serve.engine.ranks.mapped_memory import mapping_fault, num_mappings
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
@@ -39,6 +39,7 @@ def open_flashinfer(
     naming a rank, where one of them fails in a way that leaves the others waiting.
     """
     votes = StartVotes(library.store, library.rank, _TIMEOUT_S)
+    max_bytes = min(max_bytes, MAX_BYTES)
     norm = None
     fault = votes.agree(_HAVE, _why_not_now(library, share, dtype, device, opened))
     if fault is None:
