@@ -132,7 +132,7 @@ class Engine:
         )
         with clock.phase("graphs", together=True):
             runner = self._make_runner(config, parts, clock)
-        self._runner = self._group.follow(runner)
+        self._runner = self._group.follow(runner, clock)
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
         self._check = RequestCheck(

@@ -21,6 +21,9 @@ from punica_serve.models.collectives import Collectives
 from punica_serve.process.start_clock import StartClock
 from punica_serve.store.packed_folder import PackedCache
 
+#: The leader waits for others, until they have come and until they are ready.
+OTHERS_PHASE = "other ranks"
+
 
 def devices_of(device: str) -> tuple[str, ...]:
     """The devices of a group, "cuda:0,cuda:1", or the one device. Raises ConfigError for a GPU named twice."""
@@ -51,7 +54,10 @@ def start_group(
     group, settings = RankGroup(others, on_loss), others.settings
     try:
         store = open_port(settings.ready_timeout_s)
-        check_hellos({f"rank 0 ({devices[0]})": hello_of(config, own, len(devices)), **group.hellos()})
+        hello = hello_of(config, own, len(devices))
+        with clock.phase(OTHERS_PHASE):
+            hellos = group.hellos()
+        check_hellos({f"rank 0 ({devices[0]})": hello, **hellos})
         group.welcome(store.port)
         with clock.phase("joining", together=True):
             return group, _join(store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]), group)

@@ -7,6 +7,7 @@ import torch
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.group_runner import GroupRunner
+from punica_serve.engine.group_start import OTHERS_PHASE
 from punica_serve.engine.ranks.group_adapters import GroupAdapters
 from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_group import RankGroup
@@ -14,6 +15,7 @@ from punica_serve.engine.ranks.rank_messages import SlowCopies
 from punica_serve.engine.ranks.rank_process import RankProcess
 from punica_serve.engine.ranks.rendezvous import leave, leave_if_lost
 from punica_serve.engine.step_runner import StepRunner
+from punica_serve.process.start_clock import StartClock
 
 
 class LedGroup:
@@ -44,11 +46,12 @@ class LedGroup:
         """``on_progress`` is called on some thread when all ranks have copied an adapter, or queued its copies."""
         return GroupAdapters(self._group, on_progress) if self._group is not None else NO_PEERS
 
-    def follow(self, runner: StepRunner) -> StepRunner:
+    def follow(self, runner: StepRunner, clock: StartClock) -> StepRunner:
         """The leader's runner, with the other ranks following its steps, once all of them can."""
         if self._group is None:
             return runner
-        self.phases = self._group.await_ready()
+        with clock.phase(OTHERS_PHASE):
+            self.phases = self._group.await_ready()
         self._runner = GroupRunner(runner, self._group)
         return self._runner
 

@@ -12,7 +12,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.copy_error import copy_error
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed
 from punica_serve.engine.adapters.reader import AdapterReader
-from punica_serve.engine.device_runner import import_runner, make_runner
+from punica_serve.engine.device_runner import make_runner
 from punica_serve.engine.engine_parts import Agree, EngineParts, alone
 from punica_serve.engine.host_tiers import HostTiers
 from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
@@ -59,8 +59,6 @@ class RankEngine:
         self._reply = reply
         self._cache = parts.cache
         self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
-        with clock.phase("imports"):
-            import_runner(parts.device)
         with clock.phase("host memory"):
             tiers = HostTiers.open(config, parts, host_memory.take(clock.at), packed_cache, agree)
         reader = AdapterReader(tiers.cache, parts.share, parts.dtype, parts.device, tiers.packed_store)

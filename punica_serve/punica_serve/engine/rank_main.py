@@ -142,6 +142,7 @@ class _Leader:
 
 def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: StartClock) -> NoReturn:
     # Imported here, because it takes seconds, in which the leader may end.
+    from punica_serve.engine.device_runner import import_runner
     from punica_serve.engine.engine_parts import EngineParts, open_engine_device
     from punica_serve.engine.host_tiers import open_early
     from punica_serve.engine.rank_engine import RankEngine
@@ -157,6 +158,8 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     rank = Rank(options.rank, options.size)
     host_memory = open_early(config, device, rank)
     link.send(hello_of(config, device, options.size))
+    with clock.phase("imports"):
+        import_runner(device)  # as the leader does meanwhile
     store = reach_port(leader.port(), options.ready_timeout_s)
     with clock.phase("joining", together=True):
         collectives = join(store, device, rank, options.exchange_timeout_s)
@@ -169,8 +172,8 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     poll_s = _POLL_S if device.type == "cuda" else 0.0
     inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=poll_s, has_work=lambda: engine.is_running)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    freeze_gc()
     link.send(RankReady(clock.phases))
+    freeze_gc()  # while the leader does the same
     while True:
         command = read_frame(inbox.take())
         if isinstance(command, np.ndarray):
