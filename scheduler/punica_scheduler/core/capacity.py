@@ -31,6 +31,12 @@ class Capacity:
 
     def could_load(self, record: RequestRecord) -> bool:
         """Whether the request's adapter fits the LoRA pool."""
-        return not record.lora_pages or all(
-            pages <= self.lora_pool.get(group, 0) for group, pages in record.lora_pages.items()
-        )
+        return fits(self.lora_pool, record.lora_pages)
+
+
+def fits(free: LoraPages, needed: LoraPages) -> bool:
+    """Whether each group of a LoRA pool has as many pages as are needed."""
+    for group, pages in needed.items():  # noqa: SIM110 (all() takes three times as long, and this is asked of each GPU)
+        if pages > free.get(group, 0):
+            return False
+    return True

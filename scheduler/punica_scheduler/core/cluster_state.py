@@ -82,7 +82,7 @@ class ClusterState:
             outcome.record_event("migrated", gpu.uuid)
         record.begin_assignment(assignment, gpu.uuid, outcome.now_ns)
         seq = gpu.add(assignment, record)
-        self.fleet.index.update(gpu)
+        self.fleet.index.update(gpu, record.digest)
         outcome.actions.append(Start(gpu.uuid, seq, assignment, record.as_it_is()))
 
     def move(self, record: RequestRecord, gpu: GpuRecord, outcome: Outcome) -> None:
@@ -222,7 +222,7 @@ class ClusterState:
         gpu.remove(record.assignment, outcome.now_ns)
         if tell_worker:
             outcome.actions.append(Stop(gpu.uuid, gpu.kv_pages.stop(), record.assignment))
-        self.fleet.index.update(gpu)
+        self.fleet.index.update(gpu, record.digest)
         outcome.has_drained |= gpu.is_draining
         record.end_assignment()
 

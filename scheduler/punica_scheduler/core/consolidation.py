@@ -72,7 +72,7 @@ def _moves_off(gpu: GpuRecord, index: GpuIndex, placement: Placement) -> Moves:
     moves: Moves = []
     newcomers: dict[GpuRecord, list[RequestRecord]] = {}
     for record in gpu.working_set.values():
-        for target in index.largest_first(record.num_tokens + 1, index.prefixes.knowing(record)):
+        for target in index.largest_first(record):
             if _busyness(target) <= _busyness(gpu):
                 return []
             all_new = [record, *newcomers.get(target, [])]

@@ -1,15 +1,15 @@
 """A GPU as the scheduler knows it: its working set and its memory, in pages."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity
+from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity, fits
 from punica_scheduler.core.gpu_load import GpuLoad
 from punica_scheduler.core.page_account import PageAccount
 from punica_scheduler.core.repeated_rows import RepeatedRows
-from punica_scheduler.core.request import LoraPages, RequestRecord
+from punica_scheduler.core.request import RequestRecord
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.protocol import (
@@ -65,8 +65,8 @@ class GpuRecord:
     room: int = field(init=False)
     #: By digest: requests of the working set that use the adapter.
     adapter_refcounts: dict[str | None, int] = field(default_factory=dict)
-    #: Pages of the LoRA pool that those adapters take, by group.
-    lora_pages: defaultdict[LoraGroup, int] = field(default_factory=lambda: defaultdict(int))
+    #: Pages of the LoRA pool that those adapters leave, by group.
+    free_lora_pages: dict[LoraGroup, int] = field(init=False)
     #: The costs of the working set, for placements that ask.
     load_sums: GpuLoad = field(default_factory=GpuLoad)
     resident: tuple[str, ...] = ()
@@ -87,6 +87,7 @@ class GpuRecord:
         self.capacity = Capacity.of(self.info)
         self.page_rule = PageRule.of(self.info.page_size, self.info.window)
         self.kv_pages = PageAccount(self.info.num_kv_pages)
+        self.free_lora_pages = dict(self.info.num_lora_pages)
         self._update_room()
 
     @property
@@ -132,10 +133,10 @@ class GpuRecord:
         would be preempted for the next steps of the working set must not start, or it starts and stops without a token.
         """
         return (
-            record.num_tokens < self.room
+            self.fits_lora(record)
+            and record.num_tokens < self.room
             and not self.is_full
             and self.num_pages_needed + self.pages_to_place(record) <= self.info.num_kv_pages
-            and self._fits_lora(record)
         )
 
     def has_room_for_all(self, records: Sequence[RequestRecord]) -> bool:
@@ -185,9 +186,9 @@ class GpuRecord:
         """The same of a request that would start here."""
         return self.page_rule.held_by(record.num_tokens_after(STEPS_AHEAD))
 
-    def _fits_lora(self, record: RequestRecord) -> bool:
+    def fits_lora(self, record: RequestRecord) -> bool:
         """Whether the adapters of the working set and the request's fit the LoRA pool together."""
-        return record.digest in self.adapter_refcounts or self._fits_pool(record.lora_pages)
+        return record.digest in self.adapter_refcounts or fits(self.free_lora_pages, record.lora_pages)
 
     def _fits_loras(self, records: Sequence[RequestRecord]) -> bool:
         newcomers = {
@@ -196,11 +197,7 @@ class GpuRecord:
         pages: Counter[LoraGroup] = Counter()
         for lora_pages in newcomers.values():
             pages.update(lora_pages)
-        return self._fits_pool(pages)
-
-    def _fits_pool(self, lora_pages: LoraPages) -> bool:
-        pool = self.info.num_lora_pages
-        return all(self.lora_pages[group] + pages <= pool.get(group, 0) for group, pages in lora_pages.items())
+        return fits(self.free_lora_pages, pages)
 
     # -------------------------------------------------------------- changes
 
@@ -212,7 +209,7 @@ class GpuRecord:
         self.adapter_refcounts[record.digest] = refcount + 1
         if not refcount:
             for group, pages in record.lora_pages.items():
-                self.lora_pages[group] += pages
+                self.free_lora_pages[group] -= pages
         self.num_pages_ahead += self.pages_to_place(record)
         seq = self.kv_pages.start(assignment, self.page_rule.to_start(record.num_tokens))
         self._update_room()
@@ -231,7 +228,7 @@ class GpuRecord:
             if record.digest in self.resident:
                 self.unused_since_ns[record.digest] = now_ns
             for group, pages in record.lora_pages.items():
-                self.lora_pages[group] -= pages
+                self.free_lora_pages[group] += pages
         if not self.working_set:
             self.idle_since_ns = now_ns
         self._update_room()
@@ -314,8 +311,8 @@ class GpuRecord:
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():
             lora_pages.update(pages)
-        require(+Counter(self.lora_pages) == lora_pages, f"LoRA pages of {self.uuid}")
-        require(all(pages <= self.info.num_lora_pages.get(group, 0) for group, pages in lora_pages.items()), self.uuid)
+        require(lora_pages == self._used_lora_pages, f"LoRA pages of {self.uuid}")
+        require(all(pages >= 0 for pages in self.free_lora_pages.values()), f"LoRA pages of {self.uuid}")
         require(self.ending <= self.working_set.keys(), f"a request that ends on {self.uuid} is not there")
         # One that was to end may be preempted by its worker instead, when its successor is there already.
         require(len(records) <= 2 * self.info.max_batch_size, f"{self.uuid} has more requests than fit two batches")
@@ -344,8 +341,14 @@ class GpuRecord:
     def details(self, now_ns: int) -> GpuDetails:
         """The snapshot with the GPU's requests, oldest first."""
         records = sorted(self.working_set.values(), key=attrgetter("arrival"))
-        used = {group: pages for group, pages in self.lora_pages.items() if pages}
-        return GpuDetails(now_ns, self.snapshot(now_ns), used, tuple([_placed(record) for record in records]))
+        placed = tuple([_placed(record) for record in records])
+        return GpuDetails(now_ns, self.snapshot(now_ns), self._used_lora_pages, placed)
+
+    @property
+    def _used_lora_pages(self) -> dict[LoraGroup, int]:
+        """Groups of which none is used are left out."""
+        used = {group: pages - self.free_lora_pages[group] for group, pages in self.info.num_lora_pages.items()}
+        return {group: pages for group, pages in used.items() if pages}
 
 
 def _placed(record: RequestRecord) -> PlacedRequest:

@@ -2,19 +2,24 @@
 
 Placement must not scan a thousand GPUs to find one with room. So GPUs with a free place in their batch are grouped by
 the size of their working set, and each group keeps an upper bound of its GPUs' room. A group whose bound is too low is
-skipped at once; a search in vain lowers the bound. Room is counted in tokens.
+skipped at once; a search in vain lowers the bound. Room is counted in tokens and in LoRA pages.
 
 GPUs whose places are all taken, but one of them not for long, stand in a row of their own, with such a bound too.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from operator import attrgetter
 
+from punica_scheduler.core.adapter_users import AdapterUsers
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_columns import ColumnSource, GpuColumns
 from punica_scheduler.core.known_prefixes import KnownPrefixes
+from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.room_bound import RoomBound
 from punica_scheduler.core.typical_request import TypicalRequest
 from punica_serve.errors.invariants import require
 
@@ -26,17 +31,13 @@ class _File:
     """The GPUs with working sets of one size, sorted by UUID."""
 
     gpus: list[GpuRecord] = field(default_factory=list)
-    #: No GPU of the file has more room than this, though all may have less.
-    max_room: int = 0
+    bound: RoomBound = field(default_factory=RoomBound)
 
-    def with_room(self, num_tokens: int) -> Iterator[GpuRecord]:
-        """Those that have pages for so many tokens, from the highest UUID down."""
-        max_room = 0
-        for gpu in reversed(self.gpus):
-            max_room = max(max_room, gpu.room)
-            if gpu.room >= num_tokens:
-                yield gpu
-        self.max_room = max_room
+    def walk(self, first: Sequence[GpuRecord]) -> Iterator[GpuRecord]:
+        """All, from the highest UUID down, but for those that come ``first``."""
+        if not first:
+            return reversed(self.gpus)
+        return chain(first, (gpu for gpu in reversed(self.gpus) if gpu not in first))
 
 
 class GpuIndex:
@@ -49,8 +50,7 @@ class GpuIndex:
         self._files: list[_File] = []
         #: Those whose next place becomes free soon, in the order in which this was told.
         self._ending: dict[GpuRecord, None] = {}
-        #: None of these has more room than this.
-        self._max_ending_room = 0
+        self._ending_bound = RoomBound()
         #: Size under which a GPU of either kind is filed, and the room that it had when it was looked at last.
         self._filed: dict[GpuRecord, tuple[int, int]] = {}
         #: Figures of all open GPUs, for placements by cost.
@@ -59,6 +59,7 @@ class GpuIndex:
         self.now_ns = 0
         self.typical = TypicalRequest()
         self.prefixes = KnownPrefixes()
+        self._adapter_users = AdapterUsers()
         #: Those that may have room now for what they had no room for before.
         self.improved: set[GpuRecord] = set()
 
@@ -80,8 +81,13 @@ class GpuIndex:
             self._take_out(gpu)
         self.improved.discard(gpu)
 
-    def update(self, gpu: GpuRecord) -> None:
-        """The GPU's working set or its room may have changed; nothing happens for one that takes no requests."""
+    def update(self, gpu: GpuRecord, digest: str | None = None) -> None:
+        """The GPU's working set or its room may have changed; nothing happens for one that takes no requests.
+
+        ``digest`` is the adapter of the request that joined or left the working set.
+        """
+        if digest is not None and self._adapter_users.update(gpu, digest):
+            self.touch(gpu)  # others of the adapter need no pages for it there any more
         self._columns.changed(gpu)
         filed = self._filed.get(gpu)
         if gpu.is_draining or (filed is None and gpu.is_full):
@@ -97,10 +103,9 @@ class GpuIndex:
             self._put_in(gpu)
         self._filed[gpu] = (size, room)
         if gpu.has_free_place:
-            file = self._files[size]
-            file.max_room = max(file.max_room, room)
+            self._files[size].bound.include(gpu)
         else:
-            self._max_ending_room = max(self._max_ending_room, room)
+            self._ending_bound.include(gpu)
         if filed is None or size < filed[0] or room > filed[1]:
             self.improved.add(gpu)
 
@@ -116,47 +121,35 @@ class GpuIndex:
 
     # -------------------------------------------------------------- orders
 
-    def largest_first(self, num_tokens: int, knowing: Sequence[GpuRecord] = ()) -> Iterator[GpuRecord]:
-        """Those with a free place and pages for so many tokens, the largest working set first, then the highest UUID.
+    def largest_first(self, record: RequestRecord) -> Iterator[GpuRecord]:
+        """Those with a free place, and KvCache and LoRA pages for the request: the largest working set, then the
+        highest UUID first.
 
-        Of GPUs with working sets of one size, those ``knowing`` the request's prefix come first, in that order.
-
-        The index must not change while an iterator of it is used further.
+        Of GPUs with working sets of one size, those that know the request's prefix come first, the longest prefix
+        before the others. The index must not change while an iterator of it is used further.
         """
-        for size in range(len(self._files) - 1, -1, -1):
-            yield from self._with_room(size, num_tokens, knowing)
+        return self._search(range(len(self._files) - 1, -1, -1), record)
 
-    def smallest_first(self, num_tokens: int, knowing: Sequence[GpuRecord] = ()) -> Iterator[GpuRecord]:
+    def smallest_first(self, record: RequestRecord) -> Iterator[GpuRecord]:
         """The same, the smallest working set first."""
-        for size in range(len(self._files)):
-            yield from self._with_room(size, num_tokens, knowing)
+        return self._search(range(len(self._files)), record)
 
-    def _with_room(self, size: int, num_tokens: int, knowing: Sequence[GpuRecord]) -> Iterator[GpuRecord]:
-        """Those with working sets of this size and pages for so many tokens."""
-        file = self._files[size]
-        if file.max_room < num_tokens:
-            return
-        first = [
-            gpu for gpu in knowing if len(gpu.working_set) == size and gpu.room >= num_tokens and gpu.has_free_place
-        ]
-        yield from first
-        for gpu in file.with_room(num_tokens):
-            if gpu not in first:
-                yield gpu
+    def _search(self, sizes: Iterable[int], record: RequestRecord) -> Iterator[GpuRecord]:
+        """The same, by sizes of working sets in this order."""
+        knowing, users = self.prefixes.knowing(record), self._adapter_users.of(record.digest)
+        for size in sizes:
+            file = self._files[size]
+            if not file.gpus:
+                continue
+            first = [gpu for gpu in knowing if len(gpu.working_set) == size and gpu.has_free_place]
+            yield from file.bound.search(partial(file.walk, first), record, users)
 
-    def soonest_first(self, num_tokens: int) -> Iterator[GpuRecord]:
-        """Those without a free place whose next one becomes free soon, and with pages for so many tokens.
+    def soonest_first(self, record: RequestRecord) -> Iterator[GpuRecord]:
+        """Those without a free place whose next one becomes free soon, and with pages for the request, as above.
 
         The one that has told so first is first. The index must not change while an iterator of it is used further.
         """
-        if self._max_ending_room < num_tokens:
-            return
-        max_room = 0
-        for gpu in self._ending:
-            max_room = max(max_room, gpu.room)
-            if gpu.room >= num_tokens:
-                yield gpu
-        self._max_ending_room = max_room
+        return self._ending_bound.search(self._ending.__iter__, record, self._adapter_users.of(record.digest))
 
     def by_uuid(self, start: int = 0) -> Iterator[GpuRecord]:
         """All, from the lowest UUID up, or from another place in that order and round to it."""
@@ -191,14 +184,15 @@ class GpuIndex:
     def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
         self.prefixes.check_invariants(gpus)
+        self._adapter_users.check_invariants(gpus)
         require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
         self._columns.check_invariants(self._open)
         with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}
         require(self._filed == with_place, "a GPU is filed as it was")
         ending = {gpu for gpu in with_place if not gpu.has_free_place}
         require(self._ending.keys() == ending, "other GPUs are about to have a place")
-        require(all(gpu.room <= self._max_ending_room for gpu in ending), "less room is known than there soon is")
+        require(all(map(self._ending_bound.covers, ending)), "less room is known than there soon is")
         for size, file in enumerate(self._files):
             expected = [gpu for gpu in self._open if gpu.has_free_place and len(gpu.working_set) == size]
             require(file.gpus == expected, f"the file of working sets of {size} is wrong")
-            require(all(gpu.room <= file.max_room for gpu in expected), "a file knows less room than there is")
+            require(all(map(file.bound.covers, expected)), "a file knows less room than there is")

@@ -32,7 +32,7 @@ class PunicaPlacement(Placement):
     """
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        return index.largest_first(record.num_tokens + 1, index.prefixes.knowing(record))
+        return index.largest_first(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class MostIdlePlacement(Placement):
     """The smallest working set, which balances the load; ties as for Punica's."""
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-        return index.smallest_first(record.num_tokens + 1, index.prefixes.knowing(record))
+        return index.smallest_first(record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class Placer:
     def _target_of(self, record: RequestRecord, outcome: Outcome) -> GpuRecord | None:
         index = self._fleet.index
         free = (gpu for gpu in self._placement.candidates(record, index) if gpu.has_free_place)
-        soon = index.soonest_first(record.num_tokens + 1)
+        soon = index.soonest_first(record)
         gpus = (gpu for gpu in chain(free, soon) if self._takes(gpu, record, outcome))
         digest, adapters = record.digest, self._state.adapters
         if record.num_failures and digest is not None:  # the store may be what fails: prefer hosts with the adapter

@@ -1,7 +1,12 @@
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_scheduler.core.request import RequestRecord
-from punica_serve.protocol import AssignmentId, GpuInfo, Request, SamplingParams
+from punica_serve.protocol import AdapterRef, AssignmentId, GpuInfo, Request, SamplingParams
+
+
+def _waiting(num_tokens: int) -> RequestRecord:
+    """A request that has so many tokens with its next one."""
+    return RequestRecord.of("f", 0, Request("waits", 0, (1,) * (num_tokens - 1), SamplingParams()))
 
 
 class Gpus:
@@ -14,14 +19,15 @@ class Gpus:
             self.index.add(gpu)
         self.num_assignments = 0
 
-    def run(self, uuid: str, *, prompt: int = 1) -> AssignmentId:
+    def run(self, uuid: str, *, prompt: int = 1, digest: str | None = None) -> AssignmentId:
         self.num_assignments += 1
         assignment = AssignmentId(1, self.num_assignments)
-        request = Request(f"r{self.num_assignments}", 0, (1,) * prompt, SamplingParams())
+        adapter = AdapterRef(digest, "/adapter", 1, {}) if digest else None
+        request = Request(f"r{self.num_assignments}", 0, (1,) * prompt, SamplingParams(), adapter)
         record = RequestRecord.of("f", 0, request)
         record.begin_assignment(assignment, uuid, 0)
         self.gpus[uuid].add(assignment, record)
-        self.update(uuid)
+        self.update(uuid, digest)
         return assignment
 
     def end(self, uuid: str, assignment: AssignmentId) -> None:
@@ -32,17 +38,17 @@ class Gpus:
         self.gpus[uuid].expect_ends([self.gpus[uuid].working_set[assignment.counter]])
         self.update(uuid)
 
-    def update(self, uuid: str) -> None:
-        self.index.update(self.gpus[uuid])
+    def update(self, uuid: str, digest: str | None = None) -> None:
+        self.index.update(self.gpus[uuid], digest)
         self.index.check_invariants(self.gpus.values())
 
     def largest_first(self, num_tokens: int = 1) -> str:
-        found = "".join(gpu.uuid for gpu in self.index.largest_first(num_tokens))
+        found = "".join(gpu.uuid for gpu in self.index.largest_first(_waiting(num_tokens)))
         self.index.check_invariants(self.gpus.values())
         return found
 
     def soonest_first(self, num_tokens: int = 1) -> str:
-        found = "".join(gpu.uuid for gpu in self.index.soonest_first(num_tokens))
+        found = "".join(gpu.uuid for gpu in self.index.soonest_first(_waiting(num_tokens)))
         self.index.check_invariants(self.gpus.values())
         return found
 
@@ -57,7 +63,7 @@ def test_the_largest_working_sets_come_first_then_the_highest_uuids() -> None:
     gpus.run("C")
     gpus.run("B")
     assert gpus.largest_first() == "BCDA"
-    assert "".join(gpu.uuid for gpu in gpus.index.smallest_first(1)) == "DACB"
+    assert "".join(gpu.uuid for gpu in gpus.index.smallest_first(_waiting(1))) == "DACB"
 
 
 def test_full_batches_are_left_out_until_they_have_a_place() -> None:
@@ -110,7 +116,7 @@ def test_a_file_searched_in_vain_is_not_searched_again() -> None:
     gpus.run("A", prompt=20)
     gpus.run("B", prompt=20)
     assert gpus.largest_first(12) == ""
-    assert gpus.index._files[1].max_room == 8
+    assert gpus.index._files[1].bound.num_tokens == 8
 
 
 def test_what_has_improved_is_told_once() -> None:
@@ -120,6 +126,15 @@ def test_what_has_improved_is_told_once() -> None:
     assert gpus.improved() == ""
     gpus.end("A", assignment)
     assert gpus.improved() == "A"
+    assert gpus.improved() == ""
+
+
+def test_a_gpu_has_improved_for_the_others_of_an_adapter_that_it_begins_to_run() -> None:
+    gpus = Gpus("AB")
+    gpus.improved()
+    gpus.run("A", digest="x")
+    assert gpus.improved() == "A"
+    gpus.run("A", digest="x")
     assert gpus.improved() == ""
 
 

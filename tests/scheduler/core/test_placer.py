@@ -4,7 +4,7 @@ import pytest
 
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.request import RequestRecord
-from scheduler_in_words import NewCluster
+from scheduler_in_words import NewAdapter, NewCluster
 
 
 @pytest.fixture
@@ -36,6 +36,37 @@ def test_gpus_without_pages_are_not_asked(filled: NewCluster, asked: list[str]) 
     asked.clear()
     assert cluster.arrives("r1", prompt=20) == ["0000: start r1"]
     assert asked == ["0000"]
+
+
+@pytest.mark.parametrize("batch", [4, 1])
+def test_gpus_without_lora_pages_are_not_asked(
+    filled: NewCluster, adapter: NewAdapter, asked: list[str], batch: int
+) -> None:
+    """Also those whose only place is about to be free."""
+    cluster = filled(*(f"{i:02}" for i in range(100)), lora=2, batch=batch)
+    for i in range(100):
+        cluster.arrives(f"r{i}", lora=adapter(f"x{i}", 16), max_tokens=2)
+        cluster.steps(f"{99 - i:02}", f"r{i}")
+    for name in ("waits", "waits too"):
+        cluster.arrives(name, lora=adapter(name, 8))
+    asked.clear()
+    assert cluster.is_cancelled("waits") == [], "the next head finds none either"
+    assert asked == []
+    assert cluster.steps("07", "r92", finished="r92")[1:] == ["07: start waits too"]
+    assert set(asked) == {"07"}
+
+
+def test_a_gpu_that_runs_the_adapter_needs_no_lora_pages_for_it(
+    filled: NewCluster, adapter: NewAdapter, asked: list[str]
+) -> None:
+    cluster = filled(*(f"{i:02}" for i in range(100)), lora=1, batch=4)
+    for i in range(100):
+        cluster.arrives(f"r{i}", lora=adapter(f"x{i}"))
+    cluster.arrives("waits", lora=adapter("y"))
+    cluster.is_cancelled("waits")
+    asked.clear()
+    assert cluster.arrives("r100", lora=adapter("x57")) == ["42: start r100"]
+    assert asked == ["42"]
 
 
 def test_a_blocked_head_is_tried_again_only_where_something_has_improved(filled: NewCluster, asked: list[str]) -> None:
