@@ -53,6 +53,19 @@ _GAP_COLUMNS = (
 _GAP_NOTE = "the step loop sleeps the rest of a gap: for the device, a lock or the GIL"
 
 
+_HOST_COLUMNS = (
+    Column("stream", "the host during streams"),
+    Column("memory_gb", "memory GB", ".1f"),
+    Column("grown_mb", "grown by MB", ",.0f"),
+    Column("dirty_mb", "to be written MB, most", ",.0f"),
+    Column("disk_mb", "read from disks MB", ",.0f"),
+    Column("major_faults", "faults that read", ",d"),
+    Column("direct_reclaims", "pages looked at for memory", ",d"),
+    Column("stolen_ms", "stolen from cores ms", ",.0f"),
+)
+_HOST_NOTE = "disks and faults: of this process; the rest: of the machine; stolen: by its hypervisor"
+
+
 def explaining_tables(warm: StreamTimes, cold: StreamTimes) -> list[TableData]:
     """Why cold requests came later, and others' tokens with them."""
     timeline = PhaseTimeline(cold.first_tokens)
@@ -71,7 +84,8 @@ def explaining_tables(warm: StreamTimes, cold: StreamTimes) -> list[TableData]:
         tables.append(
             TableData("longest_gaps", "others' longest gaps beside cold requests", _GAP_COLUMNS, rows, (_GAP_NOTE,))
         )
-    return tables
+    rows = [_host_row(name, times) for name, times in (("all warm", warm), ("cold", cold)) if times.hosts]
+    return [*tables, TableData("host", "the host", _HOST_COLUMNS, rows, (_HOST_NOTE,))]
 
 
 def page_cache_facts(cached: CachedShares) -> dict[str, Value]:
@@ -117,6 +131,20 @@ def _chunk_row(traces: Sequence[LoadTrace]) -> tuple[Value, ...]:
 def _gap_row(gap: StepGap, phase: str) -> tuple[Value, ...]:
     times_s = (gap.idle_s, gap.core_s, gap.no_core_s)
     return (1e3 * gap.seconds, phase, gap.num_prefill_tokens, *(1e3 * seconds for seconds in times_s))
+
+
+def _host_row(name: str, times: StreamTimes) -> tuple[Value, ...]:
+    changes = [after.since(before) for before, after in times.hosts]
+    return (
+        name,
+        times.hosts[0][0].memory_bytes / 1e9,
+        sum(change.memory_bytes for change in changes) / 1e6,
+        max(counters.dirty_bytes for both in times.hosts for counters in both) / 1e6,
+        sum(change.disk_bytes for change in changes) / 1e6,
+        sum(change.major_faults for change in changes),
+        sum(change.direct_reclaims for change in changes),
+        1e3 * sum(change.stolen_s for change in changes),
+    )
 
 
 def _mean_ms(times_s: Sequence[float]) -> float | None:

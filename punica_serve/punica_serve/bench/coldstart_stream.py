@@ -10,6 +10,7 @@ import numpy as np
 
 from punica_serve.bench.driver import step
 from punica_serve.bench.first_token_phases import FirstToken, StepGap
+from punica_serve.bench.host_counters import HostCounters
 from punica_serve.bench.thread_clock import ThreadClock, ThreadLap
 from punica_serve.config.engine_section import ColdStart
 from punica_serve.engine.adapters.load_trace import LoadTrace
@@ -60,6 +61,8 @@ class StreamTimes:
     first_tokens: list[FirstToken] = field(default_factory=list)
     #: The same gaps, one for each step.
     gaps: list[StepGap] = field(default_factory=list)
+    #: The host's counters before and after each stream.
+    hosts: list[tuple[HostCounters, HostCounters]] = field(default_factory=list)
 
 
 def run_stream(
@@ -75,7 +78,9 @@ def run_stream(
     stream = _Stream(engine, warm, adapters, settings, times, run)
     try:
         stream.settle()
+        before = HostCounters.now()
         stream.run()
+        times.hosts.append((before, HostCounters.now()))
     finally:
         stream.cancel()
 

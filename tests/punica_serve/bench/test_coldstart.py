@@ -115,6 +115,8 @@ def test_it_says_where_the_time_of_first_tokens_went(
     assert num_gaps == len(measured.cold.gaps) and 0 < len(tables["longest_gaps"]) <= num_gaps
     assert all(token.trace is not None for token in measured.cold.first_tokens)
     assert ("chunks" in tables) == (source == "packed")
+    assert [row["stream"] for row in tables["host"]] == ["all warm", "cold"]
+    assert len(measured.cold.hosts) == SETTINGS.num_rounds
     if source == "packed":
         (chunks,) = tables["chunks"]
         # A request that waited for its place may have had its adapter read to host memory before.
