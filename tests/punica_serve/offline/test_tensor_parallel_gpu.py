@@ -161,7 +161,7 @@ def test_the_second_group_of_a_process_leaves_its_sums_to_nccl(tiny_llama: Path,
     assert ended.returncode == 0, ended.stderr
     first, second = ended.stdout.splitlines()
     assert first == second
-    assert ended.stderr.count("fused with the norm up to") == 1
+    assert ended.stderr.count("with the norm: fused up to") == 1
     assert "left to NCCL: the process of rank 0 has been in an earlier group" in ended.stderr
 
 

@@ -73,7 +73,7 @@ def test_so_they_do_in_one_kernel_with_the_norm(
     expected = serve(model, adapters, device="cuda:0")
     answers = serve_in_two(tmp_path / "store", "cuda", model, adapters, exchange="fused")
     assert_same(answers, expected)
-    assert "fused with the norm up to" in log_of(tmp_path / "store"), "the start has confirmed it"
+    assert "with the norm: fused up to" in log_of(tmp_path / "store"), "the start has confirmed it"
 
 
 def _times(folder: Path, way: Way) -> Path:
