@@ -125,7 +125,9 @@ class _Stream:
         self._last_step_s: float | None = None
 
     def settle(self) -> None:
-        """Runs steps until all warm requests decode."""
+        """Runs steps until all warm requests decode. Without any there is nothing to wait for."""
+        if not self._warm:
+            return
         for request in self._warm:
             self._engine.add(request)
         started: set[str] = set()
