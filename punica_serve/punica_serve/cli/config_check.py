@@ -32,11 +32,12 @@ def command(
         Path | None,
         typer.Argument(
             metavar="[CONFIG|FOLDER]",
-            help="A cluster's config file, a shipped one's name, or a model folder in Hugging Face's format.",
+            help="A cluster's config file, a shipped one's name, or a model folder as for --model.",
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="FOLDER", help="A model folder, without a config.")
+        Path | None,
+        typer.Option("--model", metavar="FOLDER", help="A model folder in Hugging Face's format, or demo:model."),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -48,14 +49,17 @@ def command(
     Exit code 2: the config or the model is wrong, lacks files, or does not fit. 1: an adapter is refused; stderr says
     why. A folder that holds config.json alone, to plan with, passes with a line that no weights are there.
     """
+    from punica_serve.config.fields import is_packaged
+
     configure_logging("config check", LogLevel.WARNING)
     if (given is None) == (model is None):
         raise ConfigError("give a config or a model folder: `config check CONFIG` or `config check --model FOLDER`")
     if gpu is not None:
         gpu_bytes(gpu)  # a wrong name is told even if there is no model to fit
-    folder = model if model is not None else given if given is not None and os.path.isdir(given) else None
-    if folder is not None:
-        _check_folder(engine_for(folder.absolute()), gpu)
+    if model is None and given is not None and (os.path.isdir(given) or is_packaged(str(given))):
+        model = given
+    if model is not None:
+        _check_folder(engine_for(model), gpu)
     elif given is not None:
         _check_file(find_config(given), gpu)
 

@@ -34,10 +34,14 @@ def gpu_bytes(name: str) -> int:
 
 
 def engine_for(folder: Path) -> "EngineConfig":
-    """The settings of `up --model FOLDER`."""
+    """The settings of `up --model FOLDER`, which may be a ``demo:`` or ``shape:`` name. Raises ConfigError."""
     from punica_serve.config.engine_section import EngineConfig
+    from punica_serve.config.fields import folder_at
 
-    return EngineConfig(model=folder)
+    try:
+        return EngineConfig(model=folder_at(folder, Path.cwd()))
+    except ValueError as error:
+        raise ConfigError(f"model folder {folder}: {error}", param="model") from error
 
 
 def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> list[str]:

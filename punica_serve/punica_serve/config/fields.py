@@ -22,14 +22,26 @@ def _refuse_empty(folder: Any) -> Any:
 
 def resolve_folder(path: Path, info: ValidationInfo) -> Path:
     """Resolves a path relative to the config file. Raises ValueError."""
+    return folder_at(path, info.context["folder"] if info.context else Path.cwd())
+
+
+def folder_at(path: Path, base: Path) -> Path:
+    """The folder of a path, relative to ``base`` if it is not absolute, or of a ``demo:`` or ``shape:`` name.
+
+    Raises ValueError.
+    """
     for prefix, package in _PACKAGES.items():
         if str(path).startswith(prefix):
             return Path(str(files(package))) / str(path).removeprefix(prefix)
-    base = info.context["folder"] if info.context else Path.cwd()
     try:
         return Path(base / path.expanduser()).resolve()
     except RuntimeError as error:  # no such user, or a loop of symbolic links
         raise ValueError(str(error)) from error
+
+
+def is_packaged(path: str) -> bool:
+    """Whether it names a folder that ships with the package, and so is no path."""
+    return path.startswith(tuple(_PACKAGES))
 
 
 def _resolve_file(name: str, info: ValidationInfo) -> str:

@@ -24,6 +24,25 @@ def test_a_config_json_alone_says_what_fits_a_gpu(cli: Cli) -> None:
     assert "requests of the longest, 32,768" in stdout
 
 
+@pytest.mark.parametrize("given", [["--model", "demo:model"], ["demo:model"]])
+def test_a_name_that_up_takes_is_checked_as_its_folder(cli: Cli, given: list[str]) -> None:
+    exit_code, stdout, _ = cli("config", "check", *given)
+    assert exit_code == 0
+    assert "/demo/model would be served: " in stdout and "no weights" not in stdout
+
+
+def test_the_name_of_a_known_shape_says_that_up_would_refuse_it(cli: Cli) -> None:
+    exit_code, stdout, _ = cli("config", "check", "--model", "shape:qwen-2.5-7b", "--gpu", "h200")
+    assert exit_code == 0
+    assert "would be served: 7,615,616,512 weights" in stdout and "so `up` would refuse it" in stdout
+
+
+@pytest.mark.parametrize("given", ["demo:nothing", "~nobody-here/model"])
+def test_a_name_of_no_folder_is_refused(cli: Cli, given: str) -> None:
+    exit_code, _, stderr = cli("config", "check", "--model", given)
+    assert exit_code == 2 and "model folder " in stderr and "Traceback" not in stderr
+
+
 def test_a_context_beyond_the_memory_is_told_with_the_one_that_fits(cli: Cli) -> None:
     exit_code, stdout, _ = cli("config", "check", str(shape_folder("llama-3.1-8b")), "--gpu", "24000000000")
     assert exit_code == 0

@@ -16,6 +16,7 @@ import yaml
 
 from punica_serve.adapters.adapter_limits import limit_settings
 from punica_serve.config.cluster import ClusterConfig, parse_config
+from punica_serve.config.fields import is_packaged
 from punica_serve.errors import ConfigError
 
 _SOURCE = "the options of `up`"
@@ -45,7 +46,7 @@ class WrittenConfig:
 def config_for(model: str, adapters: Sequence[str], devices: Sequence[str]) -> WrittenConfig:
     """The config for a model folder, ``NAME=FOLDER`` adapters and devices. Raises ConfigError."""
     # Several such servers run side by side on a host: each scheduler takes a free port.
-    document: dict[str, Any] = {"engine": {"model": _absolute(model)}, "scheduler": {"port": 0}}
+    document: dict[str, Any] = {"engine": {"model": _absolute(model, "model")}, "scheduler": {"port": 0}}
     if adapters:
         document["adapters"] = _adapters(adapters)
     if devices:
@@ -65,13 +66,21 @@ def _adapters(given: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"`--adapter` {each!r} is not NAME=FOLDER", param="adapter")
         if name in folders:
             raise ConfigError(f"`--adapter` names {name!r} twice", param="adapter")
-        folders[name] = _absolute(folder)
+        folders[name] = _absolute(folder, "adapter")
     return folders
 
 
-def _absolute(folder: str) -> str:
-    """The file lies elsewhere, so its folders are absolute; `demo:` and `shape:` names stay as they are."""
-    return folder if folder.startswith(("demo:", "shape:")) else str(Path(folder).expanduser().absolute())
+def _absolute(folder: str, option: str) -> str:
+    """The file lies elsewhere, so its folders are absolute; `demo:` and `shape:` names stay as they are.
+
+    Raises ConfigError, about this option.
+    """
+    if is_packaged(folder):
+        return folder
+    try:
+        return str(Path(folder).expanduser().absolute())
+    except RuntimeError as error:
+        raise ConfigError(f"`--{option}` {folder}: no such user is on this machine", param=option) from error
 
 
 def _replace(path: Path, text: str) -> None:

@@ -66,6 +66,8 @@ def test_the_same_options_use_the_same_file_and_leave_nothing_else(data_home: Pa
         (["--model", "m", "--adapter", "a=1", "--adapter", "a=2"], "`--adapter` names 'a' twice"),
         (["--model", "m", "--device", "tpu"], "the options of `up`: `runner.devices"),
         (["--model", "/nowhere/model"], "model folder /nowhere/model does not exist"),
+        (["--model", "~nobody-here/m"], "`--model` ~nobody-here/m: no such user is on this machine"),
+        (["--model", "m", "--adapter", "a=~nobody-here/a"], "`--adapter` ~nobody-here/a: no such user"),
         (["--model", "m", "--config", "gpu"], "`--model` and `--config` both say what to serve"),
         (["--model", "m", "--config", "demo"], "`--model` and `--config` both say what to serve"),
         (["--adapter", "a=1"], "`--adapter` goes with `--model`"),
