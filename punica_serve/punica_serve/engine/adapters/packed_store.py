@@ -34,6 +34,7 @@ from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, p
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.errors import ConfigError
+from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.cache_folder import CacheFolder
@@ -76,7 +77,7 @@ class PackedStore:
         self._model = model
         self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
-        self._num_readers = max(_MIN_READERS, min(MAX_READERS, int(_READERS_SHARE * (os.cpu_count() or 1))))
+        self._num_readers = max(_MIN_READERS, min(MAX_READERS, int(_READERS_SHARE * usable_cores())))
         self._readers = ThreadPoolExecutor(self._num_readers, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0

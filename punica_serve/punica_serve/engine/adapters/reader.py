@@ -2,7 +2,6 @@
 they are hashed.
 """
 
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import local
 
@@ -21,6 +20,7 @@ from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
+from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 
 #: Half of the threads read and pack, the others hash what was read: so the first of many adapters is there after its
@@ -51,7 +51,7 @@ class AdapterReader:
         self._packed_store = packed_store
         self._model = model
         self._dtype = dtype
-        num_hashers = max(1, min(_MAX_READERS, ((os.cpu_count() or 1) - _SPARED_CORES) // 2))
+        num_hashers = max(1, min(_MAX_READERS, (usable_cores() - _SPARED_CORES) // 2))
         self.num_threads = max(_MIN_READERS, num_hashers)
         self._buffers = local()
         self._hashers = ThreadPoolExecutor(num_hashers, "adapter-hasher")
