@@ -23,6 +23,8 @@ _PHASE_COLUMNS = (
     Column("num_gaps", "others' gaps in it, cold", ",d"),
     Column("gap_ms_mean", "ms", ".2f"),
     Column("gap_ms_max", "max", ".2f"),
+    Column("gap_idle_ms", "device without a step ms", ".2f"),
+    Column("gap_core_ms", "step loop on a core ms", ".2f"),
 )
 _PHASE_NOTE = "one after the other, so they add up; gaps count in the phase that took most of each"
 
@@ -107,7 +109,8 @@ def _phase_rows(warm: StreamTimes, cold: StreamTimes, timeline: PhaseTimeline) -
         if waits_s or gaps[phase]:
             times = _mean_ms(warm_s.get(phase, [])), _mean_ms(waits_s), *_ms(waits_s, 90, 100)
             lengths_s = [gap.seconds for gap in gaps[phase]]
-            rows.append((phase, *times, len(lengths_s), _mean_ms(lengths_s), *_ms(lengths_s, 100)))
+            idle_ms, core_ms = (_mean_ms([getattr(gap, name) for gap in gaps[phase]]) for name in ("idle_s", "core_s"))
+            rows.append((phase, *times, len(lengths_s), _mean_ms(lengths_s), *_ms(lengths_s, 100), idle_ms, core_ms))
     return rows
 
 
