@@ -1,8 +1,9 @@
 """One open link between two processes, over a websocket: messages out, messages in, until it ends.
 
 Messages sent within one turn of the event loop leave in one frame, as an array, because a frame costs both ends as much
-as a hundred tokens. When frames would follow each other within LINGER_S, messages that ``may_wait`` are held back for
-that long: on a quiet link a token leaves at once, and on a busy one it shares a frame.
+as a hundred tokens. When a third frame would follow two others within LINGER_S, messages that ``may_wait`` wait for the
+end of that time: on a quiet link a token leaves at once, also behind an acknowledgement, and on a busy one it shares a
+frame.
 
 Messages that arrive are delivered in the socket's reading callback, without a queue and without another task's turn.
 
@@ -69,7 +70,8 @@ class Channel:
         #: The call that will write them: in the next turn, or when they have lingered.
         self._flush_call: asyncio.Handle | None = None
         self._lingers = False
-        self._last_frame_at = 0.0
+        #: When the newest frame left, and the one before it.
+        self._last_frame_at = self._earlier_frame_at = 0.0
         #: Whether a frame was sent or received since the last look.
         self._has_sent = self._has_received = False
         self._cut_reason: str | None = None
@@ -122,10 +124,10 @@ class Channel:
             self._schedule_flush(may_wait)
 
     def _schedule_flush(self, may_wait: bool) -> None:
-        """Writes queued messages in the loop's next turn, or, if they may wait, LINGER_S after the last frame."""
+        """Writes queued messages in the loop's next turn, or, if they may wait, LINGER_S after the last but one."""
         if self._flush_call is not None:
             self._flush_call.cancel()
-        flush_at = self._last_frame_at + LINGER_S
+        flush_at = self._earlier_frame_at + LINGER_S
         self._lingers = may_wait and flush_at > self._loop.time()
         self._flush_call = (
             self._loop.call_at(flush_at, self._flush) if self._lingers else self._loop.call_soon(self._flush)
@@ -140,7 +142,7 @@ class Channel:
             parts = self._take_for_a_frame()
             self.num_queued_bytes -= sum(map(len, parts))
             self._socket.write(join(parts))
-            self._last_frame_at = self._loop.time()
+            self._earlier_frame_at, self._last_frame_at = self._last_frame_at, self._loop.time()
             self._has_sent = True
         if not self._outgoing and self.state is not ChannelState.OPEN:
             self._is_flushed.set()

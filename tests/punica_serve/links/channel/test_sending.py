@@ -33,15 +33,26 @@ async def test_a_message_that_may_wait_shares_the_next_frame_on_a_busy_link(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "LINGER_S", 3600.0)
-    channel.send(GetCluster(1))
-    await until_sent(socket, 1)
+    for i in range(2):
+        channel.send(GetCluster(i))
+        await until_sent(socket, i + 1)
     channel.send(GetCluster(2), may_wait=True)
     await asyncio.sleep(0.01)
     channel.send(GetCluster(3), may_wait=True)
-    assert socket.sent == [[GetCluster(1)]]
+    assert len(socket.sent) == 2
     channel.send(GetCluster(4))
-    await until_sent(socket, 4)
-    assert socket.sent == [[GetCluster(1)], [GetCluster(2), GetCluster(3), GetCluster(4)]]
+    await until_sent(socket, 5)
+    assert socket.sent[2:] == [[GetCluster(2), GetCluster(3), GetCluster(4)]]
+
+
+async def test_tokens_behind_an_acknowledgement_leave_at_once(
+    channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "LINGER_S", 60.0)
+    channel.send(GetCluster(1))
+    await until_sent(socket, 1)
+    channel.send(GetCluster(2), may_wait=True)
+    await until_sent(socket, 2)
 
 
 async def test_a_message_that_has_lingered_leaves_by_itself(channel: Channel, socket: FakeSocket) -> None:
