@@ -65,6 +65,15 @@ class Database:
         """Differs between connections to SQLite's file and to another that was moved to its place. None on a server."""
         return connection.sync_connection.info.get(IDENTITY) if connection.sync_connection else None
 
+    async def stamp(self) -> object:
+        """Returns ``SqliteFile.stamp``; None on a server, and where it can't be told."""
+        if self._file is None:
+            return None
+        try:
+            return await self._file.stamp()
+        except OSError:
+            return None
+
     async def close(self) -> None:
         await self._engine.dispose()
 

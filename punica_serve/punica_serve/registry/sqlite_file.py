@@ -5,9 +5,10 @@ import errno
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiosqlite
 from sqlalchemy import event
@@ -19,6 +20,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from punica_serve.errors import ConfigError, RegistryUnavailable, StoreUnavailable
 from punica_serve.process.private_files import FILE_MODE, make_private_folder
 from punica_serve.store.threads import StoreThreads
+
+T = TypeVar("T")
 
 #: The execution option of transactions that write.
 WRITES = "punica_writes"
@@ -66,9 +69,18 @@ class SqliteFile:
             message = "the file is gone; put it back, or restart the frontends to begin with an empty one"
             raise FileNotFoundError(message)
 
+    async def stamp(self) -> object:
+        """Returns what differs after each commit, unless the commit is of the same clock tick; no more than a look at
+        the path. Raises OSError if the disk does not answer.
+        """
+        return await self._on_thread(lambda: tuple(map(_stamp, (self._path, Path(f"{self._path}-wal")))))
+
     async def _look(self) -> None:
+        self._seen = await self._on_thread(self._identity)
+
+    async def _on_thread(self, look: Callable[[], T]) -> T:
         try:
-            self._seen = await self._threads.call(self._identity, timeout_s=self._wait_s)
+            return await self._threads.call(look, timeout_s=self._wait_s)
         except StoreUnavailable as error:
             raise OSError(f"its disk does not answer within {self._wait_s:g} s") from error
 
@@ -91,6 +103,15 @@ class SqliteFile:
         """
         if entry.info[IDENTITY] != self._seen:
             raise DisconnectionError(f"{self._path} was replaced")
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    """A file's identity, length and time of change; None without a file. A commit changes the log's or the file's."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _make(file: Path) -> None:

@@ -144,3 +144,18 @@ async def until_it_answers(registry: Registry) -> None:
                 return
             except RegistryUnavailable:
                 await asyncio.sleep(0.05)
+
+
+async def test_a_file_that_does_not_change_is_not_read_again(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "registry.db")
+    registry, other = await Registry.open(url), await Registry.open(url)
+    follower = registry._follower
+    for digest in "ab":
+        version = await other.register("default", "x", ref_of(digest), by="me")
+        before = follower._num_readings
+        for _ in range(10):
+            await follower.poll()
+        assert registry.snapshot.digests() == {version.ref.digest}
+        assert follower._num_readings == before + 2
+    await registry.close()
+    await other.close()
