@@ -5,9 +5,8 @@ last named them: their positions, the tokens that the host has learned and the p
 introduced once, with its request. One that was preempted and admitted again is introduced again, as another one.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ Int32s = npt.NDArray[np.int32]
 #: the step is early, and whether requests share pages. The ended sequences follow, then two words of each prefill:
 #: where its chunk ends, and whether that is the newest token.
 _NUM_HEADER_WORDS = 5
+_NUM_END_WORDS = 2
 #: Words of a row: the sequence, its cached tokens and those in flight, then how many new tokens and new pages follow.
 _NUM_ROW_WORDS = 5
 
@@ -107,16 +107,17 @@ class StepDecoder:
 
     def decode(self, words: Int32s) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
-        rest = iter(words.tolist())
-        num_ended, num_rows, num_prefills, is_early, shares_pages = islice(rest, _NUM_HEADER_WORDS)
-        for number in islice(rest, num_ended):
+        flat: list[int] = words.tolist()
+        num_ended, num_rows, num_prefills, is_early, shares_pages = flat[:_NUM_HEADER_WORDS]
+        first_end = _NUM_HEADER_WORDS + num_ended
+        first_row = first_end + _NUM_END_WORDS * num_prefills
+        first_change = first_row + _NUM_ROW_WORDS * num_rows
+        for number in flat[_NUM_HEADER_WORDS:first_end]:
             del self._sequences[number]
-        ends = [(next(rest), bool(next(rest))) for _ in range(num_prefills)]
-        rows = [tuple(islice(rest, _NUM_ROW_WORDS)) for _ in range(num_rows)]
-        self.empty_pages = []
-        sequences = [self._update(row, rest) for row in rows]
+        sequences = self._update(flat[first_row:first_change], flat[first_change:])
+        ends = zip(flat[first_end:first_row:_NUM_END_WORDS], flat[first_end + 1 : first_row : _NUM_END_WORDS], strict=True)
         chunks = [
-            PrefillChunk(sequence, sequence.num_cached, end, is_last)
+            PrefillChunk(sequence, sequence.num_cached, end, bool(is_last))
             for sequence, (end, is_last) in zip(sequences[:num_prefills], ends, strict=True)
         ]
         decodes = tuple(sequences[num_prefills:])
@@ -127,14 +128,22 @@ class StepDecoder:
         """The pages of the sequences, by number."""
         return {number: sequence.pages for number, sequence in self._sequences.items()}
 
-    def _update(self, row: tuple[int, ...], changes: Iterator[int]) -> Sequence:
-        number, num_cached, num_in_flight, num_tokens, num_pages = row
-        sequence = self._sequences[number]
-        sequence.num_cached, sequence.num_in_flight = num_cached, num_in_flight
-        if num_tokens:
-            sequence.token_ids += islice(changes, num_tokens)
-        if num_pages:
-            first_new = len(sequence.pages)
-            sequence.pages += islice(changes, num_pages)
-            self.empty_pages += sequence.pages[max(first_new, num_cached // self._page_size) :]
-        return sequence
+    def _update(self, rows: list[int], changes: list[int]) -> list[Sequence]:
+        """Brings the sequences of a step up to date. The leader launches meanwhile, so each µs is one that it waits."""
+        self.empty_pages = []
+        sequences: list[Sequence] = []
+        place = 0
+        row = iter(rows)
+        for number, num_cached, num_in_flight, num_tokens, num_pages in zip(row, row, row, row, row, strict=True):
+            sequence = self._sequences[number]
+            sequence.num_cached, sequence.num_in_flight = num_cached, num_in_flight
+            sequences.append(sequence)
+            if num_tokens:
+                sequence.token_ids += changes[place : place + num_tokens]
+                place += num_tokens
+            if num_pages:
+                first_new = len(sequence.pages)
+                sequence.pages += changes[place : place + num_pages]
+                place += num_pages
+                self.empty_pages += sequence.pages[max(first_new, num_cached // self._page_size) :]
+        return sequences
