@@ -22,8 +22,7 @@ Int32s = npt.NDArray[np.int32]
 #: The first words of a step: how many sequences have ended, how many rows there are, how many of them prefill, whether
 #: the step is early, and whether requests share pages. The ended sequences follow, then two words of each prefill:
 #: where its chunk ends, and whether that is the newest token.
-_NUM_HEADER_WORDS = 5
-_NUM_END_WORDS = 2
+_NUM_HEADER_WORDS, _NUM_END_WORDS = 5, 2
 #: Words of a row: the sequence, its cached tokens and those in flight, then how many new tokens and new pages follow.
 _NUM_ROW_WORDS = 5
 
@@ -115,10 +114,12 @@ class StepDecoder:
         for number in flat[_NUM_HEADER_WORDS:first_end]:
             del self._sequences[number]
         sequences = self._update(flat[first_row:first_change], flat[first_change:])
-        ends = zip(flat[first_end:first_row:_NUM_END_WORDS], flat[first_end + 1 : first_row : _NUM_END_WORDS], strict=True)
+        ends = flat[first_end:first_row]
         chunks = [
             PrefillChunk(sequence, sequence.num_cached, end, bool(is_last))
-            for sequence, (end, is_last) in zip(sequences[:num_prefills], ends, strict=True)
+            for sequence, end, is_last in zip(
+                sequences[:num_prefills], ends[::_NUM_END_WORDS], ends[1::_NUM_END_WORDS], strict=True
+            )
         ]
         decodes = tuple(sequences[num_prefills:])
         return StepPlan(tuple(chunks), decodes, is_early=bool(is_early), shares_pages=bool(shares_pages))
