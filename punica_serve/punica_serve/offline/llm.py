@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
+from punica_serve.offline import open_llms
 from punica_serve.offline.dropped_llm import close_when_dropped
 from punica_serve.offline.engine_start import start_engine
 from punica_serve.offline.llm_arguments import (
@@ -61,7 +62,8 @@ class LLM:
 
     Folders are as in a config file: paths, or ``demo:NAME``. Keywords beside those named are the settings of
     ``punica_serve.config.engine_section.EngineConfig``. Raises ModelRejected, ConfigError or AdapterRejected when
-    something can't be served.
+    something can't be served. An LLM has its devices until ``close``, the end of its ``with`` block, or until nothing
+    refers to it: a notebook's cell that makes one again must close the first, which its name still refers to.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class LLM:
         for name, refusal in shared.rejected.items():
             raise AdapterRejected(f"adapter {name!r}: {refusal}", param=refusal.param)
         self._adapters = RegistrySnapshot(shared=shared)
-        self.engine = start_engine(config, shape, devices)
+        with open_llms.naming_open_ones(devices):
+            self.engine = start_engine(config, shape, devices)
+        open_llms.opened(self, devices)
         self._closing = close_when_dropped(self, self.engine) if self.engine.ranks else None
         self._is_open = True
         self._num_requests = 0
@@ -136,6 +140,7 @@ class LLM:
     def close(self) -> None:
         """May be called again."""
         self._is_open = False
+        open_llms.closed(self)
         if self._closing is not None:
             self._closing.detach()
         self.engine.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,17 @@ def test_a_closed_one_says_so(tiny_llama: Path, adapters: dict[str, str]) -> Non
         llm.close()
     with pytest.raises(InvalidRequest, match="this LLM is closed"):
         llm.generate("ab", "x", progress=False)
+
+
+def test_a_refusal_names_another_one_that_is_open_on_the_device(tiny_llama: Path) -> None:
+    """As in a notebook whose cell runs again: the name still refers to the first one."""
+    settings: dict[str, Any] = {"num_kv_pages": 1 << 30, "num_lora_pages": 16}
+    named = r"num_kv_pages` of .*; another LLM of this process is open on cpu: call its close\(\) first"
+    with LLM(tiny_llama, num_kv_pages=32, num_lora_pages=16), pytest.raises(ConfigError, match=named):
+        LLM(tiny_llama, **settings)
+    with pytest.raises(ConfigError) as refused:
+        LLM(tiny_llama, **settings)
+    assert "another LLM" not in str(refused.value)
 
 
 def test_unknown_settings_are_refused(tiny_llama: Path) -> None:

@@ -25,7 +25,7 @@ _INTERFACE_ENV, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 def open_port(timeout_s: float) -> TCPStore:
     """The leader's store, at a free port; it serves the others for as long as it lives."""
     if dist.is_initialized():
-        message = "this process has a group of ranks already; close that one first, or use another process"
+        message = "this process has a group of ranks already, and can have one at a time"
         raise ConfigError(message, param="runner.devices")
     return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
