@@ -118,7 +118,8 @@ def _capture(calls: Sequence[Call], device: torch.device) -> torch.cuda.CUDAGrap
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    # Above other streams that a graph branches off to, as the engine's.
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _event_us(run: Callable[[], None]) -> float:

@@ -17,6 +17,7 @@ from punica_serve.bench.kernels import run as kernels
 from punica_serve.bench.kernels.sections import Section
 from punica_serve.bench.kernels.setting import KernelSettings
 from punica_serve.bench.layer import run as layer
+from punica_serve.bench.layer.layer_sizes import LayerSection
 from punica_serve.bench.layer.setting import LayerSettings
 from punica_serve.bench.overhead import run as overhead
 from punica_serve.bench.overhead.sweep import OverheadSettings
@@ -41,12 +42,21 @@ def test_kernels() -> None:
     assert all(float(record["times_floor"] or 0) > 0.6 for record in pair.records)
 
 
+#: A layer's sizes but for its models.
+LAYER_SIZES = LayerSettings(
+    (),
+    context_lengths=(64,),
+    batch_sizes=(1, 4),
+    projection_batch_sizes=(4,),
+    prompt_lengths=(96,),
+    num_layers=2,
+    num_replays=2,
+)
+
+
 def test_layer() -> None:
-    settings = LayerSettings(
-        (MODEL,), context_lengths=(64,), batch_sizes=(1, 4), projection_batch_sizes=(4,), num_layers=2, num_replays=2
-    )
-    report = layer.run(settings, "cuda:0", Progress(disable=True))
-    assert not report.failures and len(report.tables) == 2
+    report = layer.run(replace(LAYER_SIZES, models=(MODEL,)), tuple(LayerSection), "cuda:0", Progress(disable=True))
+    assert not report.failures and len(report.tables) == len(LayerSection)
 
 
 def write_model(folder: Path) -> Path:
@@ -66,11 +76,9 @@ def test_a_trace_of_the_engine_shows_the_kernels_by_name(tmp_path: Path) -> None
 
 
 def test_one_rank_of_a_layer() -> None:
-    settings = LayerSettings(
-        (MODEL.shard(Rank(1, 2)),), context_lengths=(64,), batch_sizes=(4,), projection_batch_sizes=(4,), num_layers=2
-    )
-    report = layer.run(settings, "cuda:0", Progress(disable=True))
-    assert not report.failures and len(report.tables) == 2
+    settings = replace(LAYER_SIZES, models=(MODEL.shard(Rank(1, 2)),))
+    report = layer.run(settings, tuple(LayerSection), "cuda:0", Progress(disable=True))
+    assert not report.failures and len(report.tables) == len(LayerSection)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")

@@ -79,12 +79,14 @@ def groups_of(hidden: int, intermediate: int) -> tuple[Group, ...]:
 
 
 def cases() -> Iterator[Case]:
-    """Decodes that share an adapter or do not, and prefills of one prompt and of four."""
+    """Decodes that share an adapter or do not, and prefills: of one prompt, beside decodes too, and of four."""
     for rows in _DECODE_ROWS:
         for population in (Population.IDENTICAL, Population.DISTINCT):
             yield Case.of(population, rows, _RANK)
     for rows in _PREFILL_ROWS:
         yield Case("one prompt", (rows,), (_RANK,))
+        lengths = (rows, *[1] * _BESIDE_PREFILL)
+        yield Case("and decodes", lengths, (_RANK,) * len(lengths))
         yield Case("four prompts", (rows // 4,) * 4, (_RANK,) * 4)
 
 
@@ -124,7 +126,7 @@ class _Operator:
         """``a``: [pages, layers, slices, 8, h_in]; ``b``: [pages, layers, 8, h_out]."""
         self._group, self._case, self._a, self._b = group, case, a, b
         self._pages = torch.randperm(len(a)).view(-1, _RANK // LORA_PAGE_RANKS).tolist()[: case.num_adapters]
-        num_rows = case.num_rows + (_BESIDE_PREFILL if _is_prefill(case) else 0)
+        num_rows = max(case.num_rows, _num_prefill_rows(case) + _BESIDE_PREFILL if _is_prefill(case) else 0)
         self._x = torch.randn(num_rows, group.h_in, dtype=a.dtype, device=a.device)
         self._delta = torch.empty(num_rows, group.h_out, dtype=a.dtype, device=a.device)
         self.shrink, self.expand = self._on_gpu() if a.is_cuda else self._on_cpu()
@@ -156,7 +158,8 @@ class _Operator:
         from punica_kernels.gpu import sgmv
 
         case = self._case
-        num_segments = _BESIDE_PREFILL + 2 * case.num_adapters if _is_prefill(case) else case.num_rows
+        num_prompts = sum(rows > 1 for rows in case.lengths)
+        num_segments = _BESIDE_PREFILL + 2 * num_prompts if _is_prefill(case) else case.num_rows
         shape = LoraTableShape(len(self._x), num_segments, USUAL_LORA_RANK // LORA_PAGE_RANKS)
         words = np.empty(shape.num_words, np.int32)
         shape.fill(words, case.indptr, self._pages)
@@ -188,6 +191,10 @@ class _Operator:
 
 def _is_prefill(case: Case) -> bool:
     return case.num_rows > max(_DECODE_ROWS)
+
+
+def _num_prefill_rows(case: Case) -> int:
+    return sum(rows for rows in case.lengths if rows > 1)
 
 
 def draw(table: TableData, figure: "Figure") -> None:

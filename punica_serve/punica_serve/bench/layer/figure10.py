@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.kernels.curves import label_batches
 from punica_serve.bench.layer.layers import RandomLayers
-from punica_serve.bench.layer.setting import LayerBench, adapters_of
+from punica_serve.bench.layer.setting import LayerBench, adapters_of, decode_buckets
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.workload import Population
 
@@ -46,7 +46,7 @@ def _measure(bench: LayerBench, model: ModelConfig, context_length: int) -> list
     layers = RandomLayers(
         model,
         num_layers=settings.num_layers,
-        batch_sizes=settings.batch_sizes,
+        buckets=decode_buckets(settings.batch_sizes),
         context_length=context_length,
         rank=settings.rank,
         dtype=bench.dtype,

@@ -1,7 +1,7 @@
 """A few layers of the engine's own model, with everything that the engine puts around them: KvCache, LoRA pages,
 attention.
 
-Decode steps of these layers are planned as in the engine, then called as one function that a CUDA graph can capture. It
+Steps of these layers are planned as in the engine, then called as one function that a CUDA graph can capture. It
 includes the embedding and final norm, a few microseconds in total, but not the head.
 """
 
@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_GROUPS, LORA_PAGE_RANKS, USUAL_LORA_RANK, LoraKind, pages_needed
+from punica_serve.base_model.lora_layout import LORA_GROUPS, LoraKind, pages_needed
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.lone_rank import stand_in
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence as EngineSequence
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
 from punica_serve.engine.batching.step_rows import build_rows
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.graph_runner import PlannedAttention
@@ -42,31 +42,42 @@ class RandomLayers:
         model: ModelConfig,
         *,
         num_layers: int,
-        batch_sizes: Sequence[int],
+        buckets: Sequence[BatchBucket],
         context_length: int,
         rank: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """``buckets``: of the steps to come."""
         whole = replace(model.whole, num_hidden_layers=num_layers, vocab_size=_VOCAB_SIZE)
         self.config = whole.shard(model.rank)
         self.weights = dummy_weights(self.config, dtype, device)
         self.device, self.context_length = device, context_length
         self.model = Llama(self.config, self.weights, stand_in(model.rank))
-        max_batch = max(batch_sizes)
+        most_decodes = max(bucket.num_decode_rows for bucket in buckets)
         pages_each = -(-context_length // PAGE_SIZE)
-        num_pages = pages_each * max_batch
+        prompt_pages = -(-max(bucket.num_prefill_rows for bucket in buckets) // PAGE_SIZE)
+        num_pages = pages_each * most_decodes + prompt_pages
         self._cache = KvCache(self.config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=dtype, device=device)
-        self._kv_pages = [self._cache.allocate(pages_each) for _ in range(max_batch)]
+        self._kv_pages = [self._cache.allocate(pages_each) for _ in range(most_decodes)]
+        self._prompt_pages = self._cache.allocate(prompt_pages)
         self._cache.pool.normal_()  # not earlier: on a CPU, pages start zeroed
         self._ref = AdapterRef("", "", 0, dict.fromkeys(self.config.linear_shapes, rank))
-        self._pool, self._adapter_pages = _random_adapters(self.config, max_batch, self._ref, dtype, device)
-        self._gpu = _GpuParts(self._cache, self.config, batch_sizes) if device.type == "cuda" else None
+        most_adapters = most_decodes + (prompt_pages > 0)
+        self._pool, self._adapter_pages = _random_adapters(self.config, most_adapters, self._ref, dtype, device)
+        self._gpu = _GpuParts(self._cache, self.config, buckets) if device.type == "cuda" else None
 
     def decode(self, adapters: Sequence[int | None]) -> ForwardBatch:
         """A decode of each request at the context length; rows that share an adapter must be adjacent."""
-        plan = StepPlan((), tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters)))
-        return self._plan_on_gpu(plan, self._gpu) if self._gpu else self._plan_on_cpu(plan)
+        return self._plan(StepPlan((), self._decodes(adapters)), BatchBucket(0, len(adapters)))
+
+    def prefill(self, num_tokens: int, adapter: int | None, decodes: Sequence[int | None]) -> ForwardBatch:
+        """A whole prompt of ``num_tokens`` with an adapter, beside ``decodes``."""
+        request = Request("prompt", len(decodes), (1,) * num_tokens, SamplingParams(), self._ref_of(adapter))
+        sequence = EngineSequence.of(request, num_tokens + 1)
+        sequence.pages = self._prompt_pages[: -(-num_tokens // PAGE_SIZE)]
+        plan = StepPlan((PrefillChunk(sequence, 0, num_tokens, is_last=True),), self._decodes(decodes))
+        return self._plan(plan, BatchBucket(num_tokens, len(decodes)))
 
     def forward(self, step: ForwardBatch) -> Callable[[], Tensor]:
         """The layers' forward pass of a step, ready to be timed."""
@@ -74,18 +85,31 @@ class RandomLayers:
 
     def check(self, step: ForwardBatch, backbone: ForwardBatch) -> None:
         """Raises ArithmeticError unless a step's outputs are finite and LoRA has changed each of its rows."""
-        own, base = self.forward(step)().clone(), self.forward(backbone)()
-        if not own.isfinite().all():
-            raise ArithmeticError(f"the layers' outputs for {len(own)} rows are not finite")
+        own, base = self.check_finite(step).clone(), self.forward(backbone)()
         if (own == base).all(1).any():
             raise ArithmeticError(f"LoRA left some of {len(own)} rows unchanged")
 
+    def check_finite(self, step: ForwardBatch) -> Tensor:
+        """A step's outputs; raises ArithmeticError unless they are finite."""
+        own = self.forward(step)()
+        if not own.isfinite().all():
+            raise ArithmeticError(f"the layers' outputs for {len(own)} rows are not finite")
+        return own
+
+    def _decodes(self, adapters: Sequence[int | None]) -> tuple[EngineSequence, ...]:
+        return tuple(self._sequence(row, adapter) for row, adapter in enumerate(adapters))
+
+    def _ref_of(self, adapter: int | None) -> AdapterRef | None:
+        return None if adapter is None else _named(self._ref, adapter)
+
     def _sequence(self, row: int, adapter: int | None) -> EngineSequence:
-        ref = None if adapter is None else _named(self._ref, adapter)
-        request = Request(f"{row}", row, (1,) * self.context_length, SamplingParams(), ref)
+        request = Request(f"{row}", row, (1,) * self.context_length, SamplingParams(), self._ref_of(adapter))
         sequence = EngineSequence.of(request, self.context_length + 1)
         sequence.num_cached, sequence.pages = self.context_length - 1, self._kv_pages[row]
         return sequence
+
+    def _plan(self, plan: StepPlan, bucket: BatchBucket) -> ForwardBatch:
+        return self._plan_on_gpu(plan, bucket, self._gpu) if self._gpu else self._plan_on_cpu(plan)
 
     def _plan_on_cpu(self, plan: StepPlan) -> ForwardBatch:
         batch = build_rows(plan, self.device)
@@ -94,17 +118,15 @@ class RandomLayers:
         lora.plan(batch.segments)
         return ForwardBatch(batch.token_ids, batch.rotary_positions, attention, lora)
 
-    def _plan_on_gpu(self, plan: StepPlan, gpu: "_GpuParts") -> ForwardBatch:
+    def _plan_on_gpu(self, plan: StepPlan, bucket: BatchBucket, gpu: "_GpuParts") -> ForwardBatch:
         from punica_kernels.gpu.sgmv import workspace_numel
-        from punica_kernels.lora_table import LoraTableShape
         from punica_serve.engine.cuda.cuda_lora import CudaLora
+        from punica_serve.engine.cuda.cuda_runner import table_shapes
         from punica_serve.engine.cuda.step_inputs import StepInputs
 
-        num_rows = len(plan.decodes)
-        bucket = BatchBucket(0, num_rows)
         kind = plan.lora_kind
-        table = LoraTableShape(num_rows, num_rows, USUAL_LORA_RANK // LORA_PAGE_RANKS)
-        shapes = {LoraKind.USUAL: dict.fromkeys(LORA_GROUPS, table)}
+        shapes = table_shapes(bucket, self._pool.limits)
+        table = shapes[LoraKind.USUAL]["qkv"]
         # Not needed by attention: steps of one size differ only in their adapters.
         buffer = StepInputBuffer(StepInputs.sections(bucket, shapes), self.device)
         inputs = StepInputs(bucket, shapes, buffer)
@@ -159,13 +181,13 @@ def _random_adapters(
 class _GpuParts:
     """Objects that the steps of one model share on a GPU."""
 
-    def __init__(self, cache: KvCache, model: ModelConfig, batch_sizes: Sequence[int]) -> None:
+    def __init__(self, cache: KvCache, model: ModelConfig, buckets: Sequence[BatchBucket]) -> None:
         from punica_serve.engine.cuda.cuda_attention import attention_sections, make_attentions
 
         device = cache.pool.device
-        buckets = [BatchBucket(0, batch_size) for batch_size in sorted(batch_sizes, reverse=True)]
+        largest_first = sorted(buckets, key=lambda bucket: bucket.num_rows, reverse=True)
         self._buffers = {
-            bucket: StepInputBuffer(attention_sections(cache, model, bucket), device) for bucket in buckets
+            bucket: StepInputBuffer(attention_sections(cache, model, bucket), device) for bucket in largest_first
         }
         self._attentions = make_attentions(cache, model, self._buffers)
         #: LoRA's stream, shared by all steps: torch hands out 32 streams in turn, so later ones include the stream that

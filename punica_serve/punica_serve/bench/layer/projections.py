@@ -14,7 +14,7 @@ from torch import Tensor
 from punica_kernels.bench.timing import copy_bytes_per_s
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.layer.layers import NoAttention, RandomLayers
-from punica_serve.bench.layer.setting import LayerBench, adapters_of
+from punica_serve.bench.layer.setting import LayerBench, adapters_of, decode_buckets
 from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, TableData, Value, numbers
 from punica_serve.models.linear import Linear, LoraBatch
@@ -52,7 +52,7 @@ def measure(bench: LayerBench) -> TableData:
     layers = RandomLayers(
         model,
         num_layers=settings.num_layers,
-        batch_sizes=batch_sizes,
+        buckets=decode_buckets(batch_sizes),
         context_length=_CONTEXT_LENGTH,
         rank=settings.rank,
         dtype=bench.dtype,

@@ -1,20 +1,28 @@
 """Runs `bench layer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from types import ModuleType
 
 import torch
 from rich.progress import Progress
 
-from punica_serve.bench.layer import figure10, projections
+from punica_serve.bench.layer import figure10, prefills, projections
+from punica_serve.bench.layer.layer_sizes import LayerSection
 from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
 from punica_serve.engine.memory.device_memory import open_device
 
+_MODULES: dict[LayerSection, ModuleType] = {
+    LayerSection.PROJECTIONS: projections,
+    LayerSection.PREFILLS: prefills,
+    LayerSection.FIGURE10: figure10,
+}
 
-def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
-    """Measures the goals of the seven projections, then figure 10. The report names sections that failed.
+
+def run(settings: LayerSettings, sections: Sequence[LayerSection], device: str, progress: Progress) -> Report:
+    """Measures the sections one after another. The report names sections that failed; the others go on.
 
     Raises ConfigError for a device that can't be used, and for sizes that take too long on a CPU.
     """
@@ -25,18 +33,15 @@ def run(settings: LayerSettings, device: str, progress: Progress) -> Report:
     tables: list[TableData] = []
     figures: dict[str, Draw] = {}
     failures: list[str] = []
-    sections: tuple[tuple[Callable[[LayerBench], TableData], Callable[..., None]], ...] = (
-        (projections.measure, projections.draw),
-        (figure10.measure, figure10.draw),
-    )
-    for measure, draw in sections:
+    for module in (_MODULES[section] for section in LayerSection if section in sections):
+        measure: Callable[[LayerBench], TableData] = module.measure
         try:
             with torch.inference_mode():
                 table = measure(bench)
         except (ArithmeticError, RuntimeError) as error:
-            failures.append(f"{measure.__module__}: {error}")
+            failures.append(f"{module.__name__}: {error}")
             continue
         tables.append(table)
-        figures[table.name] = partial(draw, table)
-    described = {**asdict(settings), "models": [model.name for model in settings.models]}
+        figures[table.name] = partial(module.draw, table)
+    described = {**asdict(settings), "models": [model.name for model in settings.models], "sections": list(sections)}
     return Report("layer", machine(device), described, tables, figures, failures=failures)

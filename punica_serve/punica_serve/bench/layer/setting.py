@@ -1,6 +1,6 @@
 """The options of `bench layer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from rich.progress import Progress
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.bench.cells import Bench, check_cpu_size
 from punica_serve.bench.layer.layer_sizes import GPU_SIZES, LARGEST_CPU_SIZES
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.workload import Population, counts
 
 
@@ -21,6 +22,9 @@ class LayerSettings:
     batch_sizes: tuple[int, ...] = GPU_SIZES.batches
     #: Batch sizes of the seven projections.
     projection_batch_sizes: tuple[int, ...] = GPU_SIZES.projection_batches
+    #: Prompts of the section with prefills, and the decodes beside each.
+    prompt_lengths: tuple[int, ...] = GPU_SIZES.prompts
+    num_beside_prefill: int = GPU_SIZES.beside_prefill
     rank: int = 16
     #: Layers with separate weights in one CUDA graph; results are means over them.
     num_layers: int = GPU_SIZES.layers
@@ -32,6 +36,7 @@ class LayerSettings:
         largest = LARGEST_CPU_SIZES
         check_cpu_size("--context", max(self.context_lengths), max(largest.contexts))
         check_cpu_size("--batch", max(self.batch_sizes), max(largest.batches))
+        check_cpu_size("--prompt", max(self.prompt_lengths), max(largest.prompts))
         check_cpu_size("--layers", self.num_layers, largest.layers)
         check_cpu_size("--replays", self.num_replays, largest.replays)
 
@@ -53,3 +58,8 @@ def adapters_of(population: Population | None, batch_size: int) -> list[int | No
     if population is None:
         return [None] * batch_size
     return [adapter for adapter, count in enumerate(counts(population, batch_size)) for _ in range(count)]
+
+
+def decode_buckets(batch_sizes: Sequence[int]) -> list[BatchBucket]:
+    """The buckets of decodes alone."""
+    return [BatchBucket(0, batch_size) for batch_size in batch_sizes]

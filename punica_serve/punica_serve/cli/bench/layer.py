@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from punica_serve.bench.layer.layer_sizes import CPU_SIZES, GPU_SIZES, LayerSection
 from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOption, OutOption, measure
 from punica_serve.cli.bench.engine_options import ShardOption, shard_of
 
@@ -12,6 +13,9 @@ from punica_serve.cli.bench.engine_options import ShardOption, shard_of
 def command(
     device: DeviceOption = DEFAULT_DEVICE,
     out: OutOption = DEFAULT_OUT,
+    only: Annotated[
+        list[LayerSection] | None, typer.Option(help="Sections to run, repeatable; all by default.")
+    ] = None,
     shape: Annotated[
         list[str] | None, typer.Option(help="Model shapes; default llama-2-7b and llama-2-13b, on a CPU llama-2-7b.")
     ] = None,
@@ -23,6 +27,10 @@ def command(
         list[int] | None,
         typer.Option(min=1, max=1_024, help="Batch sizes of figure 10; default 1 to 32, on a CPU 1 and 4."),
     ] = None,
+    prompt: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=65_536, help="Prompts beside decodes; default 512 and 2048, on a CPU 64."),
+    ] = None,
     rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
     shard: ShardOption = None,
     layers: Annotated[
@@ -33,11 +41,10 @@ def command(
         int | None, typer.Option(min=1, max=10_000, help="Replays; results are medians; default 7, on a CPU 1.")
     ] = None,
 ) -> None:
-    """Measure whole transformer layers: figure 10, and the cost of LoRA on all seven projections.
+    """Measure whole transformer layers: figure 10, and the cost of LoRA in decode steps and beside a prefill.
 
     With `--device cpu` it checks them on smaller sizes: its times say nothing about a GPU's.
     """
-    from punica_serve.bench.layer.layer_sizes import CPU_SIZES, GPU_SIZES
     from punica_serve.bench.layer.run import run
     from punica_serve.bench.layer.setting import LayerSettings
     from punica_serve.shapes import shape_of
@@ -49,8 +56,10 @@ def command(
         context_lengths=tuple(context or usual.contexts),
         batch_sizes=tuple(sorted(batch or usual.batches)),
         projection_batch_sizes=usual.projection_batches,
+        prompt_lengths=tuple(prompt or usual.prompts),
+        num_beside_prefill=usual.beside_prefill,
         rank=rank,
         num_layers=layers or usual.layers,
         num_replays=replays or usual.replays,
     )
-    measure(partial(run, settings, device), out)
+    measure(partial(run, settings, tuple(only or LayerSection), device), out)

@@ -8,6 +8,7 @@ import torch
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.layer.layers import NoAttention, RandomLayers
 from punica_serve.bench.layer.setting import adapters_of
+from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.workload import Population
 
 
@@ -18,7 +19,7 @@ def layers(tiny_model: ModelConfig) -> RandomLayers:
         return RandomLayers(
             tiny_model,
             num_layers=2,
-            batch_sizes=(1, 4),
+            buckets=[BatchBucket(0, 1), BatchBucket(0, 4), BatchBucket(24, 3)],
             context_length=20,
             rank=8,
             dtype=torch.float32,
@@ -40,6 +41,16 @@ def test_lora_changes_the_rows_that_have_it(layers: RandomLayers) -> None:
     mixed = layers.forward(layers.decode([None, 0, 0, None]))()
     assert torch.equal(mixed[[0, 3]], backbone[[0, 3]])
     assert (mixed[1:3] - backbone[1:3]).abs().amax(1).min() > 1e-4
+
+
+@torch.inference_mode()
+def test_lora_of_a_prompt_changes_its_rows_and_that_of_decodes_theirs(layers: RandomLayers) -> None:
+    backbone = layers.forward(layers.prefill(24, None, [None] * 3))().clone()
+    prompt = layers.forward(layers.prefill(24, 0, [None] * 3))().clone()
+    both = layers.check_finite(layers.prefill(24, 0, [1, 2, 3]))
+    changed, changed_more = ((own != before).any(1) for own, before in ((prompt, backbone), (both, prompt)))
+    assert changed.tolist() == [True] * 24 + [False] * 3
+    assert changed_more.tolist() == [False] * 24 + [True] * 3
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.layer import figure10
+from punica_serve.bench.layer.layer_sizes import LayerSection
 from punica_serve.bench.layer.projections import adapter_bytes_of_layer
 from punica_serve.bench.layer.run import run
 from punica_serve.bench.layer.setting import LayerBench, LayerSettings
@@ -21,6 +22,8 @@ def settings(tiny_model: ModelConfig) -> LayerSettings:
         context_lengths=(16, 40),
         batch_sizes=(1, 4),
         projection_batch_sizes=(4,),
+        prompt_lengths=(24,),
+        num_beside_prefill=3,
         rank=8,
         num_layers=2,
         num_replays=1,
@@ -29,15 +32,18 @@ def settings(tiny_model: ModelConfig) -> LayerSettings:
 
 
 def test_it_measures_every_cell_and_draws(settings: LayerSettings, tmp_path: Path) -> None:
-    report = run(settings, "cpu", Progress(disable=True))
+    report = run(settings, tuple(LayerSection), "cpu", Progress(disable=True))
     assert not report.failures
-    projections, figure = report.tables
+    projections, prefills, figure = report.tables
     assert [record["population"] for record in projections.records] == ["distinct", "uniform", "skewed", "identical"]
     assert not any(record["goal_us"] or record["peer_us"] for record in projections.records)
     assert len(figure.records) == 2 * 2 * 5
     assert all(record["times_backbone"] == 1 for record in figure.records if record["population"] == "backbone")
+    assert [(record["prompt"], record["decodes"]) for record in prefills.records] == [(24, 3)]
     write_json(report, tmp_path)
-    assert [path.name for path in save_figures(report, tmp_path)] == ["layer-projections.png", "layer-figure10.png"]
+    assert [path.name for path in save_figures(report, tmp_path)] == [
+        f"layer-{section}.png" for section in LayerSection
+    ]
 
 
 def test_a_part_that_fails_is_named_and_the_other_is_kept(
@@ -48,7 +54,8 @@ def test_a_part_that_fails_is_named_and_the_other_is_kept(
 
     fail.__module__ = figure10.__name__
     monkeypatch.setattr(figure10, "measure", fail)
-    report = run(settings, "cpu", Progress(disable=True))
+    sections = (LayerSection.FIGURE10, LayerSection.PROJECTIONS)
+    report = run(settings, sections, "cpu", Progress(disable=True))
     assert list(report.failures) == ["punica_serve.bench.layer.figure10: out of memory"]
     assert [table.name for table in report.tables] == ["projections"]
 

@@ -6,42 +6,54 @@ import pytest
 from typer.testing import CliRunner
 
 from punica_serve.bench.layer import run as layer_run
+from punica_serve.bench.layer.layer_sizes import LayerSection
 from punica_serve.bench.layer.setting import LayerSettings
 from punica_serve.bench.report import Report
 from punica_serve.cli.bench import app
 from punica_serve.errors import ConfigError
 
+Seen = tuple[LayerSettings, tuple[LayerSection, ...], str]
+
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LayerSettings, str]]:
-    """The settings and the device of each command."""
-    seen: list[tuple[LayerSettings, str]] = []
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """The settings, the sections and the device of each command."""
+    seen: list[Seen] = []
 
-    def run(settings: LayerSettings, device: str, _: object) -> Report:
-        seen.append((settings, device))
+    def run(settings: LayerSettings, sections: tuple[LayerSection, ...], device: str, _: object) -> Report:
+        seen.append((settings, sections, device))
         return Report("layer", {}, {}, [])
 
     monkeypatch.setattr(layer_run, "run", run)
     return seen
 
 
-def test_options_become_settings(tmp_path: Path, seen: list[tuple[LayerSettings, str]]) -> None:
-    args = ["layer", "--out", str(tmp_path), "--batch=8", "--batch=2", "--layers=3", "--context=64"]
+def test_options_become_settings(tmp_path: Path, seen: list[Seen]) -> None:
+    args = ["layer", "--out", str(tmp_path), "--batch=8", "--batch=2", "--layers=3", "--context=64", "--prompt=96"]
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.output
-    ((settings, device),) = seen
+    ((settings, sections, device),) = seen
+    assert sections == tuple(LayerSection) and settings.prompt_lengths == (96,)
     assert [model.name for model in settings.models] == ["llama-2-7b", "llama-2-13b"] and device == "cuda:0"
     assert settings.batch_sizes == (2, 8) and settings.num_layers == 3 and settings.context_lengths == (64,)
     assert (tmp_path / "layer.json").is_file()
 
 
-def test_a_cpu_measures_sizes_that_it_ends(tmp_path: Path, seen: list[tuple[LayerSettings, str]]) -> None:
+def test_a_cpu_measures_sizes_that_it_ends(tmp_path: Path, seen: list[Seen]) -> None:
     assert CliRunner().invoke(app, ["layer", "--device=cpu", "--out", str(tmp_path)]).exit_code == 0
-    ((settings, _),) = seen
+    ((settings, *_),) = seen
     settings.check_cpu()
 
 
-@pytest.mark.parametrize(("option", "value"), [("--batch", 64), ("--layers", 8), ("--context", 2048), ("--replays", 7)])
+def test_sections_are_chosen(tmp_path: Path, seen: list[Seen]) -> None:
+    args = ["layer", "--out", str(tmp_path), "--only=prefills"]
+    assert CliRunner().invoke(app, args).exit_code == 0
+    assert seen[0][1] == (LayerSection.PREFILLS,)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--batch", 64), ("--layers", 8), ("--context", 2048), ("--prompt", 512), ("--replays", 7)]
+)
 def test_sizes_that_take_a_cpu_hours_are_refused(tmp_path: Path, option: str, value: int) -> None:
     args = ["layer", "--device=cpu", "--out", str(tmp_path), f"{option}={value}"]
     with pytest.raises(ConfigError, match=rf"^`{option}` is {value}; on a CPU, .* it may be at most \d+: lower it"):
