@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,7 +20,7 @@ from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.process.run import missing_package
 from punica_serve.process.start_clock import StartClock, process_age_s
 from punica_serve.process.tracing import span_sink
-from punica_serve.protocol import GpuInfo, WorkerReady
+from punica_serve.protocol import AdapterRef, GpuInfo, WorkerReady
 from punica_serve.store.packed_folder import PackedCache
 
 if TYPE_CHECKING:
@@ -54,9 +55,12 @@ def run(
     size, limit = _batch(config, batch_limit, device)
     config = config.model_copy(update={"max_batch_size": size})
     packed_cache, devices = PackedCache(cache_folder, cache_bytes), ranks_of(device)
+    if settings.rendezvous is not None:
+        config = config.model_copy(update={"exchange": "nccl"})  # the others need memory that GPUs of one host map
     # They import torch while this process does.
     others = RankProcesses(config, devices, settings, packed_cache) if len(devices) > 1 else None
-    engine = _make_engine(config, device, link, packed_cache, others, on_loss, clock)
+    fetch = others.fetching(link.fetch) if others is not None else link.fetch
+    engine = _make_engine(config, device, fetch, packed_cache, others, on_loss, clock)
     gpu = replace(_describe(engine, config, device, runner_id, index), batch_limit=limit)
     link.wake = engine.wake
     freeze_gc()
@@ -89,7 +93,7 @@ def _batch(config: EngineConfig, limit: str, device: str) -> tuple[int, str]:
 def _make_engine(
     config: EngineConfig,
     device: str,
-    link: SupervisorLink,
+    fetch: Callable[[AdapterRef], "Future[Path]"],
     packed_cache: PackedCache,
     others: RankProcesses | None,
     on_loss: Callable[[PunicaError], None],
@@ -101,7 +105,7 @@ def _make_engine(
         from punica_serve.engine.engine import Engine
 
         clock.spent("imports", clock.total_s)
-        return Engine(config, device, link.fetch, packed_cache, others=others, on_loss=on_loss, clock=clock)
+        return Engine(config, device, fetch, packed_cache, others=others, on_loss=on_loss, clock=clock)
     except ModuleNotFoundError as error:
         message = missing_package(error)
         if message is None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from punica_serve.errors import AdapterRejected, PunicaError, StoreUnavailable
+from punica_serve.config.cluster import ClusterConfig
+from punica_serve.errors import AdapterRejected, ConfigError, PunicaError, StoreUnavailable
 from punica_serve.protocol import AdapterFetched, AdapterRef, AdaptersCached, WireError
-from punica_serve.store.disk_cache import DiskCache
+from punica_serve.store.disk_cache import DiskCache, OnChange
 
 log = logging.getLogger(__name__)
 
@@ -107,3 +108,24 @@ def _late(ref: AdapterRef) -> AdapterFetched:
 
 def _failed(ref: AdapterRef, error: PunicaError) -> AdapterFetched:
     return AdapterFetched(ref.digest, error=WireError.of(error), is_permanent=isinstance(error, AdapterRejected))
+
+
+def cache_folder(config: ClusterConfig) -> Path:
+    """The folder of this host's adapters."""
+    return (config.data_folder / "cache").absolute()
+
+
+def open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:
+    """Opens the host's disk cache. Raises ConfigError if its folder can't be created."""
+    folder = cache_folder(config)
+    try:
+        return DiskCache(
+            folder,
+            config.store.cache_bytes,
+            config.store.options,
+            timeout_s=config.store.transfer_timeout_s,
+            on_change=on_change,
+        )
+    except OSError as error:
+        message = f"`data_folder`: adapters can't be stored in {folder}: {error.strerror}; set another folder"
+        raise ConfigError(message, param="data_folder") from error

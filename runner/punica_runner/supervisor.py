@@ -11,10 +11,9 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Never
 
-from punica_runner.host_disk import HostDisk
+from punica_runner.host_disk import HostDisk, cache_folder, open_cache
 from punica_runner.worker_process import WorkerDied, WorkerProcess, run_worker
 from punica_runner.worker_tiers import WorkerTiers
 from punica_serve.adapters.expected_rank import batch_of, engine_of
@@ -47,7 +46,6 @@ from punica_serve.protocol import (
     Warm,
     Welcome,
 )
-from punica_serve.store.disk_cache import DiskCache, OnChange
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +113,7 @@ def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> 
         *("--device", config.runner.workers[index]),
         *("--runner-id", runner_id),
         *("--index", str(index)),
-        *("--cache-folder", str(_cache_folder(config))),
+        *("--cache-folder", str(cache_folder(config))),
         *("--cache-bytes", str(config.store.cache_bytes)),
         *("--log-level", logging.getLevelName(log.getEffectiveLevel()).lower()),
         *("--log-format", config.log.format.value),
@@ -128,7 +126,7 @@ class Supervisor:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config.runner
-        cache = _open_cache(config, self._report_disk)
+        cache = open_cache(config, self._report_disk)
         self._disk = HostDisk(cache, timeout_s=config.runner.fetch_timeout_s)
         self._workers: dict[str, WorkerProcess] = {}  # by GPU UUID
         #: One for each device, whether its worker is ready or not.
@@ -261,23 +259,3 @@ class Supervisor:
 def _log_start(message: StartRequest | StopRequest, gpu_name: str) -> None:
     if log.isEnabledFor(logging.DEBUG) and isinstance(message, StartRequest):
         log.debug("request passed on", extra=about(**named(message.request), gpu=gpu_name))
-
-
-def _cache_folder(config: ClusterConfig) -> Path:
-    return (config.data_folder / "cache").absolute()
-
-
-def _open_cache(config: ClusterConfig, on_change: OnChange) -> DiskCache:
-    """Opens the host's disk cache. Raises ConfigError if its folder can't be created."""
-    folder = _cache_folder(config)
-    try:
-        return DiskCache(
-            folder,
-            config.store.cache_bytes,
-            config.store.options,
-            timeout_s=config.store.transfer_timeout_s,
-            on_change=on_change,
-        )
-    except OSError as error:
-        message = f"`data_folder`: adapters can't be stored in {folder}: {error.strerror}; set another folder"
-        raise ConfigError(message, param="data_folder") from error

@@ -23,16 +23,15 @@ from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
-from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
+from punica_serve.process.run import cluster_token
 from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireError, WorkerFailed
 
 #: Time for a worker to finish its step after its supervisor is gone.
 ORPHAN_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
-#: The share of the time for a start after which a group says which rank is late, before its supervisor kills it.
-_SOONER = 0.9
 
 
 def main() -> None:
@@ -120,17 +119,11 @@ def _run(options: argparse.Namespace, pipe: WorkerPipe, link: SupervisorLink) ->
 
 
 def _group_settings(options: argparse.Namespace) -> GroupSettings:
-    """The deadlines of a group, within this worker's own."""
+    """The deadlines of a group, and where its hosts meet. Raises ConfigError if the cluster's token can't be read."""
     runner: RunnerConfig = options.runner_config
-    return GroupSettings(
-        ready_timeout_s=_SOONER * runner.ready_timeout_s,
-        silence_timeout_s=runner.silence_timeout_s,
-        exchange_timeout_s=runner.step_timeout_s,
-        stop_timeout_s=runner.stop_timeout_s,
-        name=f"worker {options.index} rank",
-        log_level=options.log_level,
-        log_format=options.log_format,
-    )
+    rendezvous = Rendezvous.of(runner.rendezvous, cluster_token()) if runner.rendezvous is not None else None
+    name = f"worker {options.index} rank"
+    return GroupSettings.of_runner(runner, name, options.log_level, options.log_format, rendezvous)
 
 
 def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:

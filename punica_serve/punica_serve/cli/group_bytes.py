@@ -34,8 +34,10 @@ def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
     undivided = undivided_pool_bytes(share, pages, itemsize, limits)
     weights, all_weights = (_shown(num_weights(each) * itemsize) for each in (share, model))
     token, whole_token = (_shown(kv_bytes_per_token(each, itemsize)) for each in (share, model))
+    hosts = config.runner.hosts
+    on_hosts = f" on {hosts} hosts, whose exchanges are NCCL's or gloo's" if hosts > 1 else ""
     yield (
-        f"group of {size}: each rank has {weights} of {all_weights} of weights, {_shown(pool)} of LoRA pages"
+        f"group of {size}{on_hosts}: each rank has {weights} of {all_weights} of weights, {_shown(pool)} of LoRA pages"
         f" ({_shown(undivided)} whole on every rank, {_shown(pool - undivided)} divided), and {token} of {whole_token}"
         " of KvCache a token"
     )

@@ -48,6 +48,10 @@ def runner(
         str | None, typer.Option(help="Unique name in the cluster; the host's name by default.")
     ] = None,
     scheduler_url: SchedulerUrlOption = None,
+    host_index: Annotated[
+        int,
+        typer.Option(min=0, help="This host's number among `runner.hosts`; all but 0 lend their devices to host 0."),
+    ] = 0,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -56,6 +60,12 @@ def runner(
     from punica_serve.config.cluster import load_config
 
     cluster = load_config(config).with_log_format(log_format)
+    if host_index:
+        from punica_runner import joined_host
+
+        join = joined_host.serve(cluster, run.cluster_token(), host=host_index)
+        run.run_process(f"host {host_index}", join, log_level=log_level, log_format=cluster.log.format)
+        return
     drain = run.Drain(cluster.runner.drain_timeout_s)
     serve = supervisor.serve(
         cluster,

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.config.engine_section import EngineConfig
@@ -64,6 +64,16 @@ class ClusterConfig(ConfigModel):
     runner: RunnerConfig = RunnerConfig()
     frontend: FrontendConfig = FrontendConfig()
     ray: RayConfig = RayConfig()
+
+    @model_validator(mode="after")
+    def _hosts_leave_sums_to_the_library(self) -> Self:
+        hosts, exchange = self.runner.hosts, self.engine.exchange
+        if hosts > 1 and exchange in ("fused", "flashinfer"):
+            raise ValueError(
+                f"`runner.hosts` is {hosts} and `engine.exchange` is {exchange}, whose kernel maps memory of all GPUs"
+                " of one host; set it to auto or nccl"
+            )
+        return self
 
     def without_auth(self, is_wanted: bool) -> Self:
         """Returns this config; if ``is_wanted``, with frontends that need no authentication."""

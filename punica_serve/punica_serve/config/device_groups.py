@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from punica_serve.protocol.runner import MAX_RANKS
 
 _SEPARATOR = ","
+#: Between the number of another host and a device there: "1/cuda:0". The first host's devices have no number.
+_HOST_SEPARATOR = "/"
 
 
 def ranks_of(device: str) -> tuple[str, ...]:
@@ -16,6 +18,19 @@ def ranks_of(device: str) -> tuple[str, ...]:
 def group_of(ranks: Sequence[str]) -> str:
     """The name of a group as a worker's device."""
     return _SEPARATOR.join(ranks)
+
+
+def place_of(rank: str) -> tuple[int, str]:
+    """The number of a rank's host, 0 for the leader's, and its device there: (1, "cuda:0") of "1/cuda:0"."""
+    host, _, device = rank.rpartition(_HOST_SEPARATOR)
+    return int(host or 0), device
+
+
+def on_hosts(group: str, num_hosts: int) -> str:
+    """A group that has these devices on each of so many hosts: "cuda:0,1/cuda:0" of "cuda:0" on two."""
+    own = ranks_of(group)
+    others = [f"{host}{_HOST_SEPARATOR}{name}" for host in range(1, num_hosts) for name in own]
+    return group_of([*own, *others])
 
 
 def neighbours(device: str, size: int) -> str:
@@ -43,7 +58,7 @@ def why_no_group(ranks: Sequence[str]) -> str | None:
     twice = next((name for name in gpus if gpus.count(name) > 1), None)
     if twice:
         return f"names {twice} twice; each rank of a group needs a GPU of its own"
-    if len({name.split(":")[0] for name in ranks}) > 1:
+    if len({place_of(name)[1].split(":")[0] for name in ranks}) > 1:
         return "mixes kinds of devices; group equal ones"
     if len(ranks) > 1 and ranks[0] == "simulated":
         return "simulated devices need no groups: the profile says how long steps take"

@@ -33,7 +33,7 @@ from punica_serve.engine.led_group import LedGroup
 from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.launch_times import Phase
-from punica_serve.engine.ranks.rank_process import RankProcess
+from punica_serve.engine.ranks.rank_process import FollowingRank
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.request_check import RequestCheck
 from punica_serve.engine.request_table import RequestTable
@@ -163,7 +163,7 @@ class Engine:
         self._opened.callback(self._loader.close)
 
     @property
-    def ranks(self) -> tuple[RankProcess, ...]:
+    def ranks(self) -> tuple[FollowingRank, ...]:
         """The processes of the group's other ranks."""
         return self._group.ranks
 

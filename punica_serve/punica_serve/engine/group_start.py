@@ -11,6 +11,8 @@ from punica_serve.base_model.rank import Rank
 from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.nccl_version import warn_of_nccl
+from punica_serve.engine.ranks.network_interface import interface_to
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
 from punica_serve.engine.ranks.rank_loss import RankLost
@@ -53,24 +55,28 @@ def start_group(
         others = RankProcesses(config, devices, others, packed_cache)
     group, settings = RankGroup(others, on_loss), others.settings
     try:
-        store = open_port(settings.ready_timeout_s)
+        store = open_port(others.address, settings.ready_timeout_s)
+        if others.has_other_hosts:
+            warn_of_nccl(own, cuda_graphs=config.cuda_graphs)
         hello = hello_of(config, own, len(devices))
         with clock.phase(OTHERS_PHASE):
             hellos = group.hellos()
         check_hellos({f"rank 0 ({devices[0]})": hello, **hellos})
         group.welcome(store.port)
         with clock.phase("joining", together=True):
-            return group, _join(store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]), group)
+            return group, _join(
+                store, own, Rank(0, len(devices)), settings.exchange_limit_s(devices[0]), group, others.address
+            )
     except BaseException:
         group.kill()
         leave_if_lost(own)
         raise
 
 
-def _join(store: Store, device: torch.device, rank: Rank, timeout_s: float, group: RankGroup) -> Collectives:
+def _join(store: Store, device: torch.device, rank: Rank, timeout_s: float, group: RankGroup, host: str) -> Collectives:
     """The leader's part. Raises RankLost with the cause that the watch has found, if there is one."""
     try:
-        return join(store, device, rank, timeout_s, group.check)
+        return join(store, device, rank, timeout_s, group.check, interface=interface_to(host))
     except RankLost as error:
         raise group.loss_after(error) from error.__cause__
 

@@ -12,7 +12,7 @@ from punica_serve.engine.ranks.group_adapters import GroupAdapters
 from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import SlowCopies
-from punica_serve.engine.ranks.rank_process import RankProcess
+from punica_serve.engine.ranks.rank_process import FollowingRank
 from punica_serve.engine.ranks.rendezvous import leave, leave_if_lost
 from punica_serve.engine.step_runner import StepRunner
 from punica_serve.process.start_clock import StartClock
@@ -30,7 +30,7 @@ class LedGroup:
         self.phases: list[dict[str, float]] = []
 
     @property
-    def ranks(self) -> tuple[RankProcess, ...]:
+    def ranks(self) -> tuple[FollowingRank, ...]:
         return tuple(self._group.ranks) if self._group is not None else ()
 
     @property

@@ -35,7 +35,8 @@ from punica_serve.engine.ranks.rank_messages import (
     SlowCopies,
     StopRank,
 )
-from punica_serve.engine.ranks.step_frames import Int32s, StepDecoder
+from punica_serve.engine.ranks.ring_frames import Int32s
+from punica_serve.engine.ranks.step_frames import StepDecoder
 from punica_serve.errors import PunicaError, RequestFailed
 from punica_serve.process.start_clock import StartClock
 from punica_serve.protocol import WireError

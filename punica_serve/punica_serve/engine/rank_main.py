@@ -89,6 +89,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--cache-bytes", type=int, help="all that this folder may take")
     parser.add_argument("--ring-fd", required=True, type=int)
     parser.add_argument("--bell-fd", required=True, type=int)
+    parser.add_argument("--reader", required=True, type=int, help="its place among the readers of the ring")
+    parser.add_argument("--num-readers", required=True, type=int)
     parser.add_argument("--link-fd", required=True, type=int)
     parser.add_argument("--ends-with-parent", action="store_true")
     return parser.parse_args()
@@ -104,11 +106,11 @@ class _Leader:
         self._answers: queue.SimpleQueue[RankWelcome | Agreed] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="leader-reader", daemon=True).start()
 
-    def port(self) -> int:
-        """Where the ranks meet."""
+    def address(self) -> tuple[str, int]:
+        """Where the ranks meet: host and port."""
         welcome = self._answer("where the ranks meet")
         assert isinstance(welcome, RankWelcome)
-        return welcome.port
+        return welcome.host, welcome.port
 
     def agree(self, name: str, value: int) -> int:
         """The value that all ranks take."""
@@ -146,6 +148,7 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     from punica_serve.engine.engine_parts import EngineParts, open_engine_device
     from punica_serve.engine.host_tiers import open_early
     from punica_serve.engine.rank_engine import RankEngine
+    from punica_serve.engine.ranks.network_interface import interface_to
     from punica_serve.engine.ranks.rank_hello import hello_of
     from punica_serve.engine.ranks.rendezvous import join, leave, reach_port
     from punica_serve.engine.ranks.ring_frames import read_frame
@@ -160,15 +163,16 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     link.send(hello_of(config, device, options.size))
     with clock.phase("imports"):
         import_runner(device)  # as the leader does meanwhile
-    store = reach_port(leader.port(), options.ready_timeout_s)
+    host, port = leader.address()
+    store = reach_port(host, port, options.ready_timeout_s)
     with clock.phase("joining", together=True):
-        collectives = join(store, device, rank, options.exchange_timeout_s)
+        collectives = join(store, device, rank, options.exchange_timeout_s, interface=interface_to(host))
     agree = clock.as_wait(leader.agree)
     opened = contextlib.ExitStack()
     parts = EngineParts.make(config, device, collectives, agree, opened, clock)
     packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
     engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
-    reader = RingReader(options.ring_fd, options.size - 1, options.rank - 1)
+    reader = RingReader(options.ring_fd, options.num_readers, options.reader)
     poll_s = _POLL_S if device.type == "cuda" else 0.0
     inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=poll_s, has_work=lambda: engine.is_running)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

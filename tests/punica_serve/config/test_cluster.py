@@ -98,6 +98,20 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ("engine: {model: m}\nrunner: {devices: [cpu], tensor_parallel: 2}", "2 does not divide 1 `devices`"),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0", "cuda:0"], tensor_parallel: 2}', "names cuda:0 twice"),
         ('engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu,cpu"], tensor_parallel: 2}', "not both"),
+        ("engine: {model: m}\nrunner: {hosts: 2}", "`hosts` is 2 and `rendezvous` is not set"),
+        ('engine: {model: m}\nrunner: {rendezvous: "a:1"}', "`rendezvous` is for groups over several hosts"),
+        ('engine: {model: m}\nrunner: {hosts: 2, rendezvous: "0.0.0.0:1"}', "no address that other hosts reach"),
+        ('engine: {model: m}\nrunner: {hosts: 2, rendezvous: "10.0.0.1"}', "runner.rendezvous.*must be HOST:PORT"),
+        (
+            'engine: {model: m}\nrunner: {hosts: 2, rendezvous: "a:1", devices: [cpu, cpu]}',
+            "must be one group, not 2 workers; set `tensor_parallel` to 2",
+        ),
+        ('engine: {model: m}\nrunner: {hosts: 65, rendezvous: "a:1"}', "a group has at most 64 devices, not 65"),
+        ('engine: {model: m}\nrunner: {hosts: 2, rendezvous: "a:1", devices: [simulated]}', "simulated devices need"),
+        (
+            'engine: {model: m, exchange: fused}\nrunner: {hosts: 2, rendezvous: "a:1"}',
+            "`runner.hosts` is 2 and `engine.exchange` is fused, whose kernel",
+        ),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0,cuda:1", "cuda:1"]}', "`devices` names cuda:1 twice"),
         (
             "engine: {model: m, exchange: two_shot}",

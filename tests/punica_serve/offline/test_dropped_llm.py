@@ -11,6 +11,7 @@ from process_tree import alive
 from punica_serve import LLM
 from punica_serve.errors import ConfigError
 from punica_serve.offline.dropped_llm import await_dropped
+from rank_pids import rank_pids
 
 _DEADLINE_S = 30.0
 
@@ -20,7 +21,7 @@ def _llm(model: Path) -> LLM:
 
 
 def _pids(llm: LLM) -> list[int]:
-    return [rank.pid for rank in llm.engine.ranks]
+    return rank_pids(llm.engine)
 
 
 def test_a_dropped_group_ends_and_the_next_one_can_begin(tiny_llama: Path) -> None:

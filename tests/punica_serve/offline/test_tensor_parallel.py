@@ -21,6 +21,7 @@ from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError, ModelRejected
 from punica_serve.offline.llm import Answer
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from rank_pids import rank_pids
 
 _DEADLINE_S = 30.0
 
@@ -68,8 +69,8 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
         assert all(abs(lag_us) < 1e6 for lag_us in chain(*lags_us.values())), "the ranks launched the same steps"
         assert capfd.readouterr().err == ""
         assert {"imports", "other ranks", "joining", "weights", "graphs"} <= llm.engine.start_times.phases.keys()
-        (rank,) = llm.engine.ranks
-        os.kill(rank.pid, signal.SIGKILL)
+        (pid,) = rank_pids(llm.engine)
+        os.kill(pid, signal.SIGKILL)
         started_s = time.monotonic()
         with pytest.raises(RankLost, match=r"rank 1 \(cpu\) died: killed by SIGKILL"):
             while time.monotonic() < started_s + _DEADLINE_S:
@@ -90,7 +91,7 @@ def test_a_frozen_rank_ends_a_step_as_soon_as_it_is_found(tiny_llama: Path) -> N
     settings = GroupSettings(silence_timeout_s=1.0)
     engine = Engine(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu,cpu", others=settings)
     try:
-        os.kill(engine.ranks[0].pid, signal.SIGSTOP)
+        os.kill(rank_pids(engine)[0], signal.SIGSTOP)
         started_s = time.monotonic()
         engine.add(Request("r", 0, (1, 2), SamplingParams(max_tokens=1)))
         with pytest.raises(RankLost, match=r"rank 1 \(cpu\) has answered no ping for 1 s"):
@@ -114,7 +115,7 @@ def test_four_processes_say_what_one_says(
     with LLM(tiny_llama, adapters, tensor_parallel=4, prefill_budget_tokens=8, **settings) as llm:
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()
-        pids = [rank.pid for rank in llm.engine.ranks]
+        pids = rank_pids(llm.engine)
     assert len(pids) == 3 and not alive(pids)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     for answer, other in zip(answers, expected, strict=True):

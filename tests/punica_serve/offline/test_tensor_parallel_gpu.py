@@ -16,6 +16,7 @@ from punica_serve import LLM, SamplingParams
 from punica_serve.offline.llm import Answer
 from punica_serve.protocol import AdapterRef
 from punica_serve.protocol.request import TokenLogprobs
+from rank_pids import rank_pids
 
 NUM_GPUS = torch.cuda.device_count()
 
@@ -78,7 +79,7 @@ def _of_group(model: Path, adapters: dict[str, str], **settings: Any) -> list[An
     with LLM(model, adapters, device="cuda:0", tensor_parallel=2, **settings) as llm:
         answers = _answers(llm, list(adapters))
         llm.engine.check_invariants()
-        pids = [rank.pid for rank in llm.engine.ranks]
+        pids = rank_pids(llm.engine)
         started_s = time.monotonic()
     assert time.monotonic() - started_s < _CLOSE_S
     assert not alive(pids)

@@ -207,6 +207,12 @@ def _checked_config(options: Options) -> "ClusterConfig":
 
     config = load_config(options.path) if options.written is None else options.written.config
     config = config.with_log_format(options.log_format).without_auth(options.insecure_no_auth)
+    if config.runner.hosts > 1:
+        raise ConfigError(
+            f"`runner.hosts` is {config.runner.hosts}, and `up` runs on one; start the processes by themselves:"
+            " `punica-serve scheduler`, `frontend`, and `runner --host-index` on each host",
+            param="runner.hosts",
+        )
     model = check_config(config)
     if options.written is not None:
         from punica_serve.cli.up.given_adapters import check_given_adapters

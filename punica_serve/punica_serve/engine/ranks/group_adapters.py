@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from threading import Lock
 
 from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.copy_error import copy_error
 from punica_serve.engine.adapters.lora_pool import AdapterPages
+from punica_serve.engine.ranks.joined_futures import joined
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import (
     AwaitQueued,
@@ -32,7 +32,7 @@ class GroupAdapters:
 
     def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]", *, by_layer: bool) -> GroupCopy:
         others = self._group.call(lambda number: CopyAdapter(number, ref, pages))
-        copy = GroupCopy(_joined(own, others))
+        copy = GroupCopy(joined(own, others))
         copy.done.add_done_callback(lambda _: self._on_progress())
         if by_layer:
             queued = self._group.call(lambda number: AwaitQueued(number, ref.digest))
@@ -50,25 +50,3 @@ class GroupAdapters:
 
     def forget(self, digest: str) -> None:
         self._group.send(ForgetAdapter(digest))
-
-
-def _joined(*parts: "Future[None] | Future[list[RankBooks]]") -> "Future[None]":
-    """Ends when all parts have, with the first one's error, if any has failed."""
-    joined: Future[None] = Future()
-    lock, num_running = Lock(), len(parts)
-
-    def end(_: object) -> None:
-        nonlocal num_running
-        with lock:
-            num_running -= 1
-            if num_running:
-                return
-        errors = [error for part in parts if (error := copy_error(part)) is not None]
-        if errors:
-            joined.set_exception(errors[0])
-        else:
-            joined.set_result(None)
-
-    for part in parts:
-        part.add_done_callback(end)
-    return joined

@@ -28,7 +28,7 @@ from punica_serve.engine.ranks.rank_messages import (
     RankWelcome,
     StopRank,
 )
-from punica_serve.engine.ranks.rank_process import RankProcess
+from punica_serve.engine.ranks.rank_process import FollowingRank
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.engine.ranks.rank_watch import RankWatch
 from punica_serve.engine.ranks.ring_frames import command_frame, step_frame
@@ -71,7 +71,7 @@ class RankGroup:
 
     def welcome(self, port: int) -> None:
         for rank in self.ranks:
-            rank.tell(RankWelcome(port))
+            rank.tell(RankWelcome(self._processes.address, port))
 
     def smallest(self, name: str, value: int) -> int:
         """The smallest value of all ranks. Every rank must ask for it, at the same place of its start."""
@@ -164,10 +164,8 @@ class RankGroup:
         try:
             self._processes.ring.write(frame, self._settings.silence_timeout_s)
         except RingStuck:
-            late = self.ranks[self._processes.ring.slowest()]
-            raise RankLost(f"{late.name} reads no commands for {self._settings.silence_timeout_s:g} s") from None
-        for rank in self.ranks:
-            rank.bell.ring()
+            late = self._processes.slowest_reader
+            raise RankLost(f"{late} reads no commands for {self._settings.silence_timeout_s:g} s") from None
 
     def _await(self, what: str, do: str) -> dict[int, Any]:
         """The answers of all ranks, by rank. Raises RankLost, naming those that are late."""
@@ -178,10 +176,11 @@ class RankGroup:
             self.check()
             late = [rank.name for rank in self.ranks if rank.index not in said]
         if late:
-            raise RankLost(f"{' and '.join(late)} did not {do} within {timeout_s:g} s")
+            why = self._processes.why_late()
+            raise RankLost(f"{' and '.join(late)} did not {do} within {timeout_s:g} s{why}")
         return said
 
-    def _take(self, rank: RankProcess, message: Any) -> None:
+    def _take(self, rank: FollowingRank, message: Any) -> None:
         """On the watch's thread."""
         match message:
             case RankHello():
@@ -199,7 +198,7 @@ class RankGroup:
         self._pending.check()
         self.step_wait.check()
 
-    def _arrive(self, what: str, rank: RankProcess, value: Any) -> None:
+    def _arrive(self, what: str, rank: FollowingRank, value: Any) -> None:
         with self._changed:
             self._arrived.setdefault(what, {})[rank.index] = value
             self._changed.notify_all()

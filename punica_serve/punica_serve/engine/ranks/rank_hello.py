@@ -15,6 +15,8 @@ from punica_serve.protocol import PROTOCOL_VERSION
 from punica_serve.version import __version__
 
 _GIB = 1 << 30
+#: Pieces of a weight file that tell it from another one of its size, from its beginning to its end.
+_NUM_SAMPLES, _SAMPLE_BYTES = 5, 1 << 16
 
 
 def hello_of(config: EngineConfig, device: torch.device, num_ranks: int) -> RankHello:
@@ -28,11 +30,18 @@ def hello_of(config: EngineConfig, device: torch.device, num_ranks: int) -> Rank
 
 
 def model_digest(config: EngineConfig) -> str:
-    """Identifies the model's files, without reading all of them: config.json, and each weight file's name and size."""
+    """Identifies the model's files on any host, without reading all of them: config.json, and each weight file's name,
+    size and some of its bytes.
+    """
     digest = hashlib.sha256((config.model / "config.json").read_bytes())
     files: Sequence[Path] = () if config.load_format == "dummy" else weight_files(config.model)
     for file in files:
-        digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
+        num_bytes = file.stat().st_size
+        digest.update(f"{file.name} {num_bytes} ".encode())
+        with file.open("rb") as opened:
+            for sample in range(_NUM_SAMPLES):
+                opened.seek(max(0, num_bytes - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 

@@ -1,9 +1,10 @@
-"""One end of the socket between a leader and one of its ranks: whole messages, both ways."""
+"""One end of the socket between a leader and one of its ranks, or a host that has joined: whole messages, both ways."""
 
 import os
 import socket
 import struct
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -28,7 +29,7 @@ class RankLink:
         self._decode = Decoder(union)
         self._lock = threading.Lock()
         os.set_inheritable(connection.fileno(), False)
-        with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
+        with self._socket() as own:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 own.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _MESSAGE_TIMEOUT_S, 0))
 
@@ -37,9 +38,13 @@ class RankLink:
 
     def send(self, message: Message) -> None:
         """Raises LinkEnded."""
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Raises LinkEnded."""
         try:
             with self._lock:
-                self._connection.send_bytes(encode(message))
+                self._connection.send_bytes(frame)
         except OSError as error:
             raise LinkEnded from error
 
@@ -49,11 +54,24 @@ class RankLink:
 
     def receive(self) -> Any:
         """The next message, which has come. Raises LinkEnded, and ProtocolError for an invalid one."""
+        return self._decode(self.receive_frame())
+
+    def receive_frame(self) -> bytes:
+        """The next frame, which has come. Raises LinkEnded."""
         try:
-            frame = self._connection.recv_bytes()
+            return self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise LinkEnded from error
-        return self._decode(frame)
+
+    def end(self) -> None:
+        """Ends the link for both processes, and all waits for it. On any thread; it must still be closed."""
+        with suppress(OSError), self._socket() as own:
+            own.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Not while another thread uses it."""
         self._connection.close()
+
+    def _socket(self) -> socket.socket:
+        """The same socket, for what connections can't do; its owner closes it, which does not end the link."""
+        return socket.socket(fileno=os.dup(self._connection.fileno()))

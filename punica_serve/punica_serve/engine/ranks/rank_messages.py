@@ -1,7 +1,7 @@
 """The messages between a leader and the other ranks of its group.
 
-Commands go through the ring, in one order with the steps. Everything else goes over a socket of two processes: what is
-said at the start, pings, and what has become of commands.
+Commands go through the ring, in one order with the steps. Everything else goes over a socket of two processes, to other
+hosts over TCP: what is said at the start, pings, and what has become of commands.
 """
 
 from punica_serve.protocol import AdapterRef, LoraGroup, Request, WireError
@@ -158,8 +158,9 @@ RankToLeader = RankHello | RankReady | RankFailed | Proposal | Done | RankPong
 
 
 class RankWelcome(Message, frozen=True):
-    """All ranks have said hello and fit together: meet at this port of this host."""
+    """All ranks have said hello and fit together: meet at this address, which is the leader's."""
 
+    host: str
     port: int
 
 

@@ -1,90 +1,91 @@
-"""Another rank's process as its leader sees it."""
+"""Another rank on the leader's host, as the leader sees it."""
 
 import contextlib
 import multiprocessing
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
 
-from punica_serve.engine.ranks.doorbell import Doorbell
+from punica_serve.engine.ranks.rank_child import RankChild
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
 from punica_serve.engine.ranks.rank_messages import RankToLeader
-from punica_serve.process.run import death_reason
+from punica_serve.engine.ranks.rank_ring import ReaderPlace
 from punica_serve.protocol import Message
 
-#: From the end of a process's socket to the end of the process.
-_EXIT_GRACE_S = 1.0
-#: From a kill to the end of the process, which a driver may delay.
-_KILL_TIMEOUT_S = 5.0
+
+class FollowingRank(Protocol):
+    """A rank that follows the leader, on whichever host."""
+
+    index: int
+    #: With its device, as errors name it.
+    name: str
+    #: Its GPU's, once it has said hello; "" on a CPU.
+    gpu_uuid: str
+    #: Its link, once it has come; RankLost if it never will.
+    joined: "Future[RankLink]"
+
+    def tell(self, message: Message) -> None:
+        """Drops the message if the rank has ended, of which its link tells."""
+        ...
+
+    def end_reason(self) -> str:
+        """Why it has ended, in words; its link has."""
+        ...
+
+    def kill(self) -> None:
+        """Does nothing if it has ended. On any thread."""
+        ...
+
+    def stop(self, timeout_s: float) -> bool:
+        """Waits until it has ended by itself, and ends it by force after the timeout: whether that was not needed."""
+        ...
 
 
 class RankProcess:
-    """A started process. It ends with its leader: by the end of their socket and, on Linux, by the kernel's doing."""
+    """See ``FollowingRank``. It ends with its leader: by the end of their socket and, on Linux, by the kernel."""
 
-    def __init__(self, index: int, device: str, command: Sequence[str], ring_fd: int) -> None:
-        """``command``: the command line, to which the file descriptors are appended."""
+    def __init__(self, index: int, device: str, command: Sequence[str], place: ReaderPlace) -> None:
+        """Starts the process by this command line."""
         self.index = index
-        self.name = f"rank {index} ({device})"
-        #: Its GPU's, once it has said hello; "" on a CPU.
+        self.name = rank_name(index, device)
         self.gpu_uuid = ""
-        self.bell = Doorbell()
         ours, theirs = multiprocessing.Pipe()
-        self.link = RankLink(ours, RankToLeader)
-        fds = (ring_fd, self.bell.fd, theirs.fileno())
-        names = ("--ring-fd", "--bell-fd", "--link-fd")
+        self._link = RankLink(ours, RankToLeader)
+        self.joined: Future[RankLink] = Future()
+        self.joined.set_result(self._link)
         try:
-            self._process = subprocess.Popen(
-                [*command, *(word for name, fd in zip(names, fds, strict=True) for word in (name, str(fd)))],
-                pass_fds=fds,
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
-                stdin=subprocess.DEVNULL,
-            )
+            self._child = RankChild(command, place, theirs.fileno())
         except BaseException:
-            self.link.close()
-            self.bell.close()
+            self._link.close()
             raise
         finally:
             theirs.close()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def tell(self, message: Message) -> None:
-        """Drops the message if the process has ended, of which its link tells."""
+        """See ``FollowingRank.tell``."""
         with contextlib.suppress(LinkEnded):
-            self.link.send(message)
+            self._link.send(message)
 
     def end_reason(self) -> str:
-        """Why it has ended, in words; its link has."""
-        try:
-            return death_reason(self._process.wait(_EXIT_GRACE_S))
-        except subprocess.TimeoutExpired:
-            return "it has closed its link"
+        """See ``FollowingRank.end_reason``."""
+        return self._child.end_reason() or "it has closed its link"
 
     def kill(self) -> None:
-        """Does nothing if it has ended. On any thread."""
-        self._process.kill()
+        """See ``FollowingRank.kill``."""
+        self._child.kill()
 
     def stop(self, timeout_s: float) -> bool:
-        """Waits until the process has ended by itself, and kills it after the timeout: whether it needed no kill."""
+        """See ``FollowingRank.stop``."""
         try:
-            self._process.wait(max(timeout_s, 0.0))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILL_TIMEOUT_S)
-            return False
+            return self._child.stop(timeout_s)
         finally:
-            self.link.close()
-            self.bell.close()
-        return True
+            self._link.close()
 
 
-def rank_command(module: str, options: dict[str, str]) -> list[str]:
-    """The command line of a rank's process."""
-    ends_with_thread = ["--ends-with-parent"] if threading.current_thread() is threading.main_thread() else []
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-P", "-m", module, *words, *ends_with_thread]
+def rank_name(index: int, device: str) -> str:
+    """As errors name a rank."""
+    return f"rank {index} ({device})"

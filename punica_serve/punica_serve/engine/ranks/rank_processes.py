@@ -1,26 +1,32 @@
-"""The processes of a group's other ranks, and the ring by which their leader commands them. Free of torch.
+"""A group's other ranks, and the ring by which their leader commands them. Free of torch.
 
 Each takes seconds to import torch, so a leader may start them before it does so itself.
 """
 
 import logging
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 
+from punica_serve.config.device_groups import place_of
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.adapters.copy_error import copy_error
 from punica_serve.engine.ranks.group_settings import GroupSettings
-from punica_serve.engine.ranks.message_ring import RingWriter, make_ring
-from punica_serve.engine.ranks.rank_process import RankProcess, rank_command
-from punica_serve.protocol import MAX_FRAME_BYTES
+from punica_serve.engine.ranks.joined_futures import joined
+from punica_serve.engine.ranks.rank_command import RankCommand
+from punica_serve.engine.ranks.rank_process import FollowingRank, RankProcess
+from punica_serve.engine.ranks.rank_ring import RankRing
+from punica_serve.engine.ranks.remote_hosts import RemoteHosts
+from punica_serve.errors import ConfigError
+from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 
 log = logging.getLogger(__name__)
 
-#: The module that they run.
-_RANK_MODULE = "punica_serve.engine.rank_main"
-#: Room for the longest request and many steps. Pages that nobody has written take no memory.
-_RING_BYTES = 2 * MAX_FRAME_BYTES
+_LOOPBACK = "127.0.0.1"
+
+_Fetch = Callable[[AdapterRef], "Future[Path]"]
 
 
 class RankProcesses:
@@ -33,30 +39,75 @@ class RankProcesses:
         settings: GroupSettings,
         packed_cache: PackedCache | None = None,
     ) -> None:
-        """Starts the processes of all ``devices`` but the first, which is the leader's own."""
+        """Starts the processes of all ``devices`` of this host but the first, which is the leader's own.
+
+        Those of other hosts are started there, by hosts that join at ``settings.rendezvous``. Raises ConfigError.
+        """
         self.settings = settings
-        num_ranks = len(devices) - 1
-        ring_fd = make_ring(_RING_BYTES, num_ranks)
-        self.ring = RingWriter(ring_fd, num_ranks)
-        self.ranks: list[RankProcess] = []
+        places = [place_of(device) for device in devices]
+        own = [(index, device) for index, (host, device) in enumerate(places) if index and not host]
+        num_hosts = max(host for host, _ in places)
+        self.ring = RankRing(len(own) + num_hosts)
+        self.ranks: list[FollowingRank] = []
+        self._remote: RemoteHosts | None = None
         self._has_ended = False
-        options = _options(config, settings, packed_cache)
+        command = RankCommand(config, settings, packed_cache, len(devices))
         try:
-            for index, device in enumerate(devices[1:], 1):
-                own = {**options, "device": device, "rank": f"{index}", "size": f"{len(devices)}"}
-                own["exchange-timeout-s"] = f"{settings.exchange_limit_s(device)}"
-                own["name"] = f"{settings.name} {index}"
-                self.ranks.append(RankProcess(index, device, rank_command(_RANK_MODULE, own), ring_fd))
+            if num_hosts:
+                self._remote = _wait_for_hosts(config, devices, settings, self.ring, len(own))
+            for reader, (index, device) in enumerate(own):
+                place = self.ring.place(reader)
+                self.ranks.append(RankProcess(index, device, command.of(index, device), place))
         except BaseException:
             self.end(0.0)
             raise
-        finally:
-            os.close(ring_fd)  # the memory stays, as long as a process has mapped it
+        self._readers = [rank.name for rank in self.ranks] + [f"host {host}" for host in range(1, num_hosts + 1)]
+        self.ranks += self._remote.ranks if self._remote is not None else ()
+
+    @property
+    def address(self) -> str:
+        """Of this host, as all ranks reach it."""
+        return self._remote.address if self._remote is not None else _LOOPBACK
+
+    @property
+    def has_other_hosts(self) -> bool:
+        return self._remote is not None
+
+    @property
+    def slowest_reader(self) -> str:
+        """Who has read least of the ring."""
+        return self._readers[self.ring.slowest()]
+
+    def why_late(self) -> str:
+        """See ``RemoteHosts.why_late``."""
+        return self._remote.why_late() if self._remote is not None else ""
+
+    def fetching(self, own: _Fetch) -> _Fetch:
+        """Fetches an adapter's files to the disks of all hosts; the future has their folder on this one."""
+        remote = self._remote
+        if remote is None:
+            return own
+
+        def fetch(ref: AdapterRef) -> "Future[Path]":
+            fetched, everywhere = own(ref), Future[Path]()
+
+            def end(done: "Future[None]") -> None:
+                if (error := copy_error(done)) is not None:
+                    everywhere.set_exception(error)
+                else:
+                    everywhere.set_result(fetched.result())
+
+            joined(fetched, *remote.fetch(ref)).add_done_callback(end)
+            return everywhere
+
+        return fetch
 
     def kill(self) -> None:
         """Kills all, on any thread, and waits for none: ``end`` does."""
         for rank in self.ranks:
             rank.kill()
+        if self._remote is not None:
+            self._remote.leave()
 
     def end(self, timeout_s: float) -> None:
         """Waits until all have ended, and kills those that have not within the timeout. May be called again."""
@@ -67,16 +118,19 @@ class RankProcesses:
         killed = [rank.name for rank in self.ranks if not rank.stop(deadline_s - time.monotonic())]
         if killed and timeout_s:
             log.warning("%s did not end within %g s and was killed", " and ".join(killed), timeout_s)
+        if self._remote is not None:
+            self._remote.close()
+        self.ring.close()
 
 
-def _options(config: EngineConfig, settings: GroupSettings, packed_cache: PackedCache | None) -> dict[str, str]:
-    """Options of the command line that all have."""
-    options = {
-        "engine-config": config.model_dump_json(),
-        "log-level": settings.log_level,
-        "log-format": settings.log_format,
-        "ready-timeout-s": f"{settings.ready_timeout_s}",
-    }
-    if packed_cache is not None:
-        options |= {"cache-folder": f"{packed_cache.folder}", "cache-bytes": f"{packed_cache.budget_bytes}"}
-    return options
+def _wait_for_hosts(
+    config: EngineConfig, devices: Sequence[str], settings: GroupSettings, ring: RankRing, first_reader: int
+) -> RemoteHosts:
+    """Raises ConfigError."""
+    if settings.rendezvous is None:
+        raise ConfigError(
+            "a group over several hosts is a runner's: `punica-serve runner` on each of them; here, take the devices of"
+            " one host",
+            param="runner.hosts",
+        )
+    return RemoteHosts(config, devices, settings.rendezvous, settings.silence_timeout_s, ring, first_reader)

@@ -1,4 +1,4 @@
-"""Where the ranks of a group on one host meet: a port that the leader's system chose, so that no old group holds it."""
+"""Where the ranks of a group meet: a port that the leader's system chose, so that no old group holds it."""
 
 import os
 import sys
@@ -12,36 +12,42 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.network_interface import LOOPBACK
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
 
-_HOST = "127.0.0.1"
-_INTERFACE_ENV, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 
 
-def open_port(timeout_s: float) -> TCPStore:
-    """The leader's store, at a free port; it serves the others for as long as it lives."""
+def open_port(host: str, timeout_s: float) -> TCPStore:
+    """The leader's store, at a free port; it serves the others for as long as it lives. ``host``: as they reach it."""
     if dist.is_initialized():
         message = "this process has a group of ranks already, and can have one at a time"
         raise ConfigError(message, param="runner.devices")
-    return TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
-def reach_port(port: int, timeout_s: float) -> TCPStore:
+def reach_port(host: str, port: int, timeout_s: float) -> TCPStore:
     """The same store for another rank."""
-    return TCPStore(_HOST, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 def join(
-    store: Store, device: torch.device, rank: Rank, timeout_s: float, check: Callable[[], None] = lambda: None
+    store: Store,
+    device: torch.device,
+    rank: Rank,
+    timeout_s: float,
+    check: Callable[[], None] = lambda: None,
+    interface: str | None = LOOPBACK,
 ) -> TorchCollectives:
     """Makes the process group; all ranks must. ``timeout_s`` bounds every exchange, but not within CUDA graphs.
 
-    ``check`` is called while this rank waits for the others to come; its errors end the wait. A process can be in one
-    group at a time. Raises RankLost for ranks that do not come, by name, and where torch can't join them.
+    ``check`` is called while this rank waits for the others to come; its errors end the wait. ``interface``: of this
+    host, which gloo uses; None leaves it to gloo. A process can be in one group at a time. Raises RankLost for ranks
+    that do not come, by name, and where torch can't join them.
     """
     if late := StartVotes(store, rank).meet("join", timeout_s, check):
         raise RankLost(f"{' and '.join(late)} did not come to where the ranks meet within {timeout_s:g} s")
@@ -49,7 +55,7 @@ def join(
     if is_gpu:
         torch.cuda.set_device(device)  # memory that is pinned, and streams of libraries, belong to the current one
     try:
-        with _on_loopback(), _own_excepthook():
+        with _on_interface(interface), _own_excepthook():
             dist.init_process_group(
                 "nccl" if is_gpu else "gloo",
                 store=store,
@@ -89,12 +95,12 @@ def _own_excepthook() -> Iterator[None]:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Has gloo use this host's own interface, whatever its name resolves to, unless the user has chosen another."""
-    if _INTERFACE_ENV in os.environ:
+def _on_interface(name: str | None) -> Iterator[None]:
+    """Has gloo use this interface, whatever the host's name resolves to, unless the user has chosen another."""
+    if name is None or _INTERFACE_ENV in os.environ:
         yield
         return
-    os.environ[_INTERFACE_ENV] = _LOOPBACK
+    os.environ[_INTERFACE_ENV] = name
     try:
         yield
     finally:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.ranks.ring_frames import Int32s
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import Request
-
-Int32s = npt.NDArray[np.int32]
 
 #: The first words of a step: how many sequences have ended, how many rows there are, how many of them prefill, whether
 #: the step is early, and whether requests share pages. The ended sequences follow, then two words of each prefill:

@@ -39,6 +39,7 @@ from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_runner import LaunchedStep
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
+from rank_pids import rank_pids
 from thread_group import thread_group
 from waits import DEADLINE_S
 
@@ -349,7 +350,7 @@ def test_a_rank_that_is_gone_under_a_prefill_ends_the_group_and_the_request_goes
         engine.slow_copies(_MANY_COPIES)
         running = thread.submit(run_requests, engine, request)
         _hold_until(lambda: launched)
-        os.kill(engine.ranks[0].pid, signal_number)
+        os.kill(rank_pids(engine)[0], signal_number)
         with pytest.raises(RankLost, match="rank 1"):
             running.result(DEADLINE_S)
     engine.close()

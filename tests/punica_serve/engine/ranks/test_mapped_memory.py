@@ -22,7 +22,7 @@ def test_one_that_was_in_an_earlier_group_can_not(counts: list[int], rank: int) 
 
 def test_the_waits_of_a_mapping_end_by_its_own_deadline() -> None:
     """Torch waits at a store that is made from the one at which the ranks have met."""
-    store = open_port(300.0)
+    store = open_port("127.0.0.1", 300.0)
     of_group = PrefixStore("default_pg/", store)
     started_s = time.monotonic()
     with pytest.raises(RuntimeError, match="timeout"), _timeout(store, 0.1):

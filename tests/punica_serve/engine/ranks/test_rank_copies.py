@@ -14,7 +14,7 @@ from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packing import packed_num_bytes, packed_views
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.engine.rank_engine import _done
-from punica_serve.engine.ranks.group_adapters import _joined
+from punica_serve.engine.ranks.joined_futures import joined
 from punica_serve.engine.ranks.rank_copies import RankCopies
 from punica_serve.engine.ranks.rank_messages import Done
 from waits import DEADLINE_S
@@ -111,10 +111,10 @@ def test_copies_that_have_not_begun_when_their_threads_close_fail_without_a_trac
     waiting = copies.start("waiting", _PAGES, Future())
     told: list[Done] = []
     waiting.add_done_callback(lambda copy: told.append(_done(7, copy)))
-    joined = _joined(waiting, *busy)
+    whole = joined(waiting, *busy)
     copies._threads.shutdown(wait=False, cancel_futures=True)
     for read in reads:
         read.set_exception(RuntimeError("the disk is gone"))
-    assert isinstance(joined.exception(DEADLINE_S), CancelledError)
+    assert isinstance(whole.exception(DEADLINE_S), CancelledError)
     assert [done.number for done in told] == [7] and told[0].error is not None
     assert not caplog.records

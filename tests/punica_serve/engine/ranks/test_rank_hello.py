@@ -1,5 +1,6 @@
 """Ranks that don't fit together are refused by name."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_what_does_not_fit_is_named(other: RankHello, message: str) -> None:
         check_hellos({"rank 0 (cuda:0)": LEADER, "rank 1 (cuda:1)": other})
 
 
+def test_a_model_is_the_same_on_all_hosts(tmp_path: Path) -> None:
+    configs = [EngineConfig(model=tmp_path / host) for host in ("one", "other")]
+    for time_s, config in enumerate(configs):
+        config.model.mkdir()
+        (config.model / "config.json").write_text("{}")
+        (config.model / "model.safetensors").write_bytes(bytes(1 << 20))
+        os.utime(config.model / "model.safetensors", (time_s, time_s))
+    assert model_digest(configs[0]) == model_digest(configs[1])
+
+
 def test_a_model_is_another_one_when_its_files_change(tmp_path: Path) -> None:
     config = EngineConfig(model=tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -50,5 +61,7 @@ def test_a_model_is_another_one_when_its_files_change(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(9))
     changed = model_digest(config)
     assert changed != before
+    (tmp_path / "model.safetensors").write_bytes(bytes(8) + b"1")
+    assert model_digest(config) not in (before, changed), "other weights of the same size"
     (tmp_path / "config.json").write_text("{ }")
     assert model_digest(config) not in (before, changed)

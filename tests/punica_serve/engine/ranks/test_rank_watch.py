@@ -2,6 +2,7 @@
 
 import multiprocessing
 import queue
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ class _Rank:
         ours, theirs = multiprocessing.Pipe()
         self.name = name
         self.link = RankLink(ours, RankToLeader)
+        self.joined: Future[RankLink] = Future()
+        self.joined.set_result(self.link)
         self.other = RankLink(theirs, LeaderToRank)
 
     def tell(self, message: Message) -> None:

@@ -1,0 +1,137 @@
+"""Connections between the hosts of a group: TCP, on which both ends prove that they know the cluster's token.
+
+Each sends random bytes, and a keyed hash of both ends' bytes, so the token itself never travels. What follows is not
+encrypted, nor are the sums of the ranks: the network must be trusted.
+"""
+
+import hmac
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+from punica_serve.engine.ranks.group_settings import Rendezvous
+from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
+from punica_serve.errors.reasons import reason_of
+
+#: From the connection to its proof.
+_HANDSHAKE_TIMEOUT_S = 5.0
+_NONCE_BYTES = 32
+_MAX_HANDSHAKE_BYTES = 128
+#: Signs of life within the longest silence, after which the system ends a connection whose other host is gone.
+_NUM_KEEPALIVES = 4
+_BACKLOG = 128
+
+TcpConnection: TypeAlias = "Connection[Any, Any]"
+
+
+def listen(rendezvous: Rendezvous) -> socket.socket:
+    """The leader's socket. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in rendezvous.host else socket.AF_INET
+    try:
+        return socket.create_server((rendezvous.host, rendezvous.port), family=family, backlog=_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"can't listen on {rendezvous}: {reason_of(error)}; set `runner.rendezvous` to a free port at an address"
+            " of host 0, on which this runner must be",
+            param="runner.rendezvous",
+        ) from error
+
+
+def accept(sock: socket.socket, key: bytes, silence_timeout_s: float) -> TcpConnection:
+    """The connection of an accepted socket, which it owns, once the other end has proved that it knows the key.
+
+    Raises ProtocolError.
+    """
+    _keep_alive(sock, silence_timeout_s)
+    connection = _connection(sock)
+    try:
+        with _deadline(connection):
+            theirs, ours = _receive(connection), os.urandom(_NONCE_BYTES)
+            connection.send_bytes(ours + _proof(key, b"leader", theirs, ours))
+            if not hmac.compare_digest(_receive(connection), _proof(key, b"host", theirs, ours)):
+                raise ProtocolError("its cluster token is not this host's")
+    except (OSError, EOFError) as error:
+        connection.close()
+        raise ProtocolError("it did not prove that it knows the cluster's token") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def dial(rendezvous: Rendezvous, silence_timeout_s: float) -> TcpConnection:
+    """A connection to the leader, which has proved that it knows the key.
+
+    Raises ClusterUnavailable if nobody answers there, ProtocolError if its token is another one.
+    """
+    try:
+        sock = socket.create_connection((rendezvous.host, rendezvous.port), _HANDSHAKE_TIMEOUT_S)
+        sock.settimeout(None)
+        _keep_alive(sock, silence_timeout_s)
+    except (OSError, UnicodeError) as error:
+        raise ClusterUnavailable(f"host 0 can't be reached at {rendezvous}: {reason_of(error)}") from error
+    connection = _connection(sock)
+    try:
+        with _deadline(connection):
+            ours = os.urandom(_NONCE_BYTES)
+            connection.send_bytes(ours)
+            answer = _receive(connection)
+            theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+            if not hmac.compare_digest(proof, _proof(rendezvous.key, b"leader", ours, theirs)):
+                raise ProtocolError(
+                    f"the cluster token of host 0 at {rendezvous} is not this host's; start both with one"
+                )
+            connection.send_bytes(_proof(rendezvous.key, b"host", ours, theirs))
+    except (OSError, EOFError) as error:
+        connection.close()
+        raise ClusterUnavailable(f"host 0 at {rendezvous} has ended the connection: {reason_of(error)}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _proof(key: bytes, role: bytes, hosts: bytes, leaders: bytes) -> bytes:
+    """By role, so that neither end can send the other's proof back."""
+    return hmac.digest(key, b"punica group " + role + hosts + leaders, "sha256")
+
+
+def _receive(connection: TcpConnection) -> bytes:
+    return connection.recv_bytes(_MAX_HANDSHAKE_BYTES)
+
+
+def _connection(sock: socket.socket) -> TcpConnection:
+    return Connection(sock.detach())
+
+
+def _keep_alive(sock: socket.socket, silence_timeout_s: float) -> None:
+    """Has the system end the connection when the other host does not answer for so long."""
+    interval_s = max(1, round(silence_timeout_s / _NUM_KEEPALIVES))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES - 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1e3 * silence_timeout_s))
+
+
+@contextmanager
+def _deadline(connection: TcpConnection) -> Iterator[None]:
+    """Ends the connection if the handshake takes too long, however many bytes come."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as own:
+
+        def end() -> None:
+            with suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(_HANDSHAKE_TIMEOUT_S, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()

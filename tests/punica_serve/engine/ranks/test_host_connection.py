@@ -1,0 +1,82 @@
+"""Both ends of a connection between hosts prove that they know the cluster's token."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from punica_serve.engine.ranks import host_connection
+from punica_serve.engine.ranks.group_settings import Rendezvous
+from punica_serve.engine.ranks.host_connection import TcpConnection, accept, dial, listen
+from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
+
+_SILENCE_S = 10.0
+_DEADLINE_S = 30.0
+
+
+@contextmanager
+def _listening(key: bytes = b"token") -> Iterator[tuple[Rendezvous, socket.socket]]:
+    with listen(Rendezvous("127.0.0.1", 0, key)) as sock:
+        yield Rendezvous("127.0.0.1", sock.getsockname()[1], key), sock
+
+
+def _accepted(sock: socket.socket, key: bytes) -> TcpConnection:
+    return accept(sock.accept()[0], key, _SILENCE_S)
+
+
+def test_ends_with_one_token_exchange_messages() -> None:
+    with _listening() as (rendezvous, sock), ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(_accepted, sock, rendezvous.key)
+        with dial(rendezvous, _SILENCE_S) as ours, accepting.result(_DEADLINE_S) as theirs:
+            ours.send_bytes(b"hello")
+            assert theirs.recv_bytes() == b"hello"
+
+
+def test_neither_end_takes_another_token() -> None:
+    """The dialling end finds out first, and so proves nothing itself."""
+    with _listening() as (rendezvous, sock), ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(_accepted, sock, rendezvous.key)
+        with pytest.raises(ProtocolError, match=r"^the cluster token of host 0 at 127\.0\.0\.1:\d+ is not this host's"):
+            dial(replace(rendezvous, key=b"other"), _SILENCE_S)
+        with pytest.raises(ProtocolError, match="did not prove that it knows the cluster's token"):
+            accepting.result(_DEADLINE_S)
+
+
+def test_an_end_that_goes_on_without_a_proof_is_refused() -> None:
+    with _listening() as (rendezvous, sock), ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(_accepted, sock, rendezvous.key)
+        with host_connection._connection(socket.create_connection((rendezvous.host, rendezvous.port))) as ours:
+            ours.send_bytes(bytes(32))
+            nonce_and_proof = ours.recv_bytes()
+            ours.send_bytes(nonce_and_proof[32:])  # the leader's own proof, sent back
+            with pytest.raises(ProtocolError, match="its cluster token is not this host's"):
+                accepting.result(_DEADLINE_S)
+
+
+def test_one_that_says_nothing_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_connection, "_HANDSHAKE_TIMEOUT_S", 0.2)
+    with _listening() as (rendezvous, sock), ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(_accepted, sock, rendezvous.key)
+        silent = socket.create_connection((rendezvous.host, rendezvous.port))
+        with silent, pytest.raises(ProtocolError, match="did not prove"):
+            accepting.result(_DEADLINE_S)
+
+
+def test_nobody_at_the_address_is_told() -> None:
+    with _listening() as (rendezvous, _):
+        pass
+    with pytest.raises(ClusterUnavailable, match=r"host 0 can't be reached at 127\.0\.0\.1:\d+: Connection refused"):
+        dial(rendezvous, _SILENCE_S)
+
+
+def test_an_address_of_another_host_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"can't listen on 192\.0\.2\.1:29500: .*set `runner.rendezvous`"):
+        listen(Rendezvous("192.0.2.1", 29500, b""))
+
+
+def test_a_token_is_in_no_message() -> None:
+    assert "secret" not in repr(Rendezvous.of("10.0.0.1:29500", "secret"))
+    assert str(Rendezvous.of("[fd00::1]:29500", "secret")) == "[fd00::1]:29500"
