@@ -38,10 +38,9 @@ class _Leader:
         self.encoder = StepEncoder()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        introduced, words = self.encoder.encode(plan)
-        for number, request in introduced:
+        for number, request in self.encoder.introduce(plan):
             self._frames.put(command_frame(Introduce(number, request)))
-        self._frames.put(step_frame(words))
+        self._frames.put(step_frame(self.encoder.encode(plan)))
         return self._own.launch(plan)
 
 

@@ -5,7 +5,6 @@ that a copy overwrites no page which a step sent before it reads.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from concurrent.futures import Future
 
 from msgspec.structs import replace
@@ -14,8 +13,7 @@ from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.ranks.rank_copies import RankCopies
-from punica_serve.errors.invariants import require
-from punica_serve.protocol import AdapterRef, LoraGroup
+from punica_serve.protocol import AdapterRef
 
 #: Adapters whose folders on this host are remembered.
 _MAX_FOLDERS = 4096
@@ -46,8 +44,6 @@ class RankAdapters:
     def copy(self, ref: AdapterRef, pages: AdapterPages) -> "Future[None]":
         """Fills pages that no step to come reads for another adapter. Steps may read them when the future has ended."""
         digest = ref.digest
-        held = {page for own in self.copies.pages_by_digest.values() for page in _pages_in(own)}
-        require(held.isdisjoint(_pages_in(pages)), f"adapter {digest} was given pages of another one")
         source = self._reads.pop(digest, None) or self._host_cache.get(digest)
         return self.copies.start(digest, pages, source or self._reader.start(self._located(ref)))
 
@@ -77,8 +73,3 @@ class RankAdapters:
             del self._reads[digest]
             if read.exception() is None:
                 self._host_cache.release(read.result())
-
-
-def _pages_in(pages: AdapterPages) -> Iterator[tuple[LoraGroup, int]]:
-    for group, numbers in pages.items():
-        yield from ((group, number) for number in numbers)

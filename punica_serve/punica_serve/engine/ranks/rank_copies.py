@@ -17,6 +17,8 @@ from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords, CpuArrival, make_arrival
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.errors import StoreUnavailable
+from punica_serve.errors.invariants import require
+from punica_serve.protocol import LoraGroup
 
 #: From the leader's command to the end of the read, whatever it waits for. A slower disk fails the load, and the leader
 #: tries again: it takes a rank for lost only later.
@@ -63,6 +65,8 @@ class RankCopies:
         self._by_layer = by_layer
         self._arrival_words = arrival_words
         self._copies: dict[str, _RankCopy] = {}
+        #: Their pages.
+        self._held: set[tuple[LoraGroup, int]] = set()
         #: The ends of the last steps that read adapters which were freed, and that may not have passed.
         self._fences: list[torch.cuda.Event] = []
         #: The end of the last step that has read an adapter, by digest.
@@ -92,6 +96,9 @@ class RankCopies:
 
     def start(self, digest: str, pages: AdapterPages, source: "HostCopy | Future[HostCopy]") -> "Future[None]":
         """Fills pages from a copy in host memory, with its reference; steps may read them when the future has ended."""
+        given = _pages_in(pages)
+        require(self._held.isdisjoint(given), f"adapter {digest} was given pages of another one")
+        self._held |= given
         copy = self._copies[digest] = _RankCopy(pages)
         # As the leader decides: the embedding is read before the first layer.
         if self._by_layer and not VOCABULARY_GROUPS.keys() & pages.keys():
@@ -102,7 +109,8 @@ class RankCopies:
 
     def free(self, digest: str) -> None:
         """Steps to come don't read the adapter's pages, which another one may get."""
-        self._copies.pop(digest, None)
+        if (copy := self._copies.pop(digest, None)) is not None:
+            self._held -= _pages_in(copy.pages)
         if (fence := self._last_uses.pop(digest, None)) is not None:
             self._fences.append(fence)
 
@@ -146,3 +154,7 @@ class RankCopies:
     def _release(self, read: "Future[HostCopy]") -> None:
         if copy_error(read) is None:
             self._host_cache.release(read.result())
+
+
+def _pages_in(pages: AdapterPages) -> set[tuple[LoraGroup, int]]:
+    return {(group, number) for group, numbers in pages.items() for number in numbers}

@@ -107,10 +107,9 @@ class RankGroup:
 
     def send_step(self, plan: StepPlan) -> None:
         """Tells all ranks to run a step, which the caller launches next. Raises RankLost."""
-        introduced, words = self._encoder.encode(plan)
-        for number, request in introduced:
+        for number, request in self._encoder.introduce(plan):
             self.send(Introduce(number, request))
-        self._write(step_frame(words))
+        self._write(step_frame(self._encoder.encode(plan)))
 
     def send(self, command: Message) -> None:
         """Raises RankLost."""

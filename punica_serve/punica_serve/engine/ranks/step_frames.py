@@ -53,32 +53,36 @@ class StepEncoder:
     def __init__(self) -> None:
         self._numbers = count()
         self._known: dict[Sequence, _Known] = {}
+        #: Sequences that have ended, of which the ranks have not been told.
+        self._ended: list[int] = []
 
-    def encode(self, plan: StepPlan) -> tuple[list[tuple[int, Request]], Int32s]:
-        """The sequences to introduce first, by number, and the words of the step."""
-        ended = self._drop_ended()
-        introduced: list[tuple[int, Request]] = []
+    def introduce(self, plan: StepPlan) -> list[tuple[int, Request]]:
+        """The sequences that the ranks must know before the step's words, by number."""
+        self._drop_ended()
+        new = [sequence for sequence in plan.sequences if sequence not in self._known]
+        return [(self._introduce(sequence).number, sequence.request) for sequence in new]
+
+    def encode(self, plan: StepPlan) -> Int32s:
+        """The words of a step whose sequences were introduced."""
+        ended, self._ended = self._ended, []
         rows: list[int] = []
         changes: list[int] = []
         for sequence in plan.sequences:
-            known = self._known.get(sequence)
-            if known is None:
-                known = self._introduce(sequence)
-                introduced.append((known.number, sequence.request))
+            known = self._known[sequence]
             rows += (known.number, sequence.num_cached, sequence.num_in_flight, *known.take(sequence, changes))
         chunks = [word for chunk in plan.prefills for word in (chunk.end, int(chunk.is_last))]
         counts = [len(ended), len(rows) // _NUM_ROW_WORDS, len(plan.prefills)]
         header = [*counts, int(plan.is_early), int(plan.shares_pages)]
-        return introduced, np.array([*header, *ended, *chunks, *rows, *changes], dtype=np.int32)
+        return np.array([*header, *ended, *chunks, *rows, *changes], dtype=np.int32)
 
     @property
     def known(self) -> dict[int, list[int]]:
         """The pages, as far as the ranks know them, by number."""
         return {known.number: known.pages[: known.num_pages] for known in self._known.values()}
 
-    def _drop_ended(self) -> list[int]:
+    def _drop_ended(self) -> None:
         ended = [sequence for sequence, known in self._known.items() if sequence.pages is not known.pages]
-        return [self._known.pop(sequence).number for sequence in ended]
+        self._ended += [self._known.pop(sequence).number for sequence in ended]
 
     def _introduce(self, sequence: Sequence) -> _Known:
         number = next(self._numbers) & np.iinfo(np.int32).max

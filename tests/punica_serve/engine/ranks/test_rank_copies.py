@@ -84,6 +84,18 @@ def test_a_copy_waits_for_the_last_steps_that_read_freed_adapters(
     assert copies.pages_by_digest == {"c": _PAGES}
 
 
+def test_pages_of_another_adapter_are_refused_until_it_is_freed(
+    copies: RankCopies, held: Callable[[str], HostCopy]
+) -> None:
+    copies.start("a", _PAGES, held("a")).result(DEADLINE_S)
+    copy = held("b")
+    with pytest.raises(AssertionError, match="adapter b was given pages of another one"):
+        copies.start("b", _PAGES, copy)
+    copies.free("a")
+    copies.start("b", _PAGES, copy).result(DEADLINE_S)
+    assert copies.pages_by_digest == {"b": _PAGES}
+
+
 def test_a_copy_that_is_there_is_waited_for_no_longer(copies: RankCopies, held: Callable[[str], HostCopy]) -> None:
     copies.start("a", _PAGES, held("a")).result(DEADLINE_S)
     assert copies.queued("a").result(DEADLINE_S) is None

@@ -74,10 +74,9 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
             num_sharing += plan.shares_pages
             held = [page for sequence in plan.sequences for page in sequence.held_pages]
             assert plan.shares_pages or len(held) == len({*held})
-            introduced, words = encoder.encode(plan)
-            for number, request in introduced:
+            for number, request in encoder.introduce(plan):
                 decoder.introduce(number, request)
-            decoded = decoder.decode(words)
+            decoded = decoder.decode(encoder.encode(plan))
             assert _seen(decoded) == _seen(plan)
             if window is None:
                 # From one page on, whatever a page's size is. Groups that are kept are those of the step alone.
