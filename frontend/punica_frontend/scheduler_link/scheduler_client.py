@@ -7,18 +7,18 @@ import asyncio
 import itertools
 import ssl
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from itertools import repeat
 from typing import Any, Never, Protocol
 
 from punica_frontend.api.errors import SlowReader, from_wire
+from punica_frontend.scheduler_link.delivery_order import Row, first_rows
 from punica_frontend.scheduler_link.live_request import Backlog, LiveRequest
 from punica_frontend.scheduler_link.promise_reporter import PromiseReporter
 from punica_frontend.scheduler_link.single_flight import CoalescedCall
 from punica_serve.config.links_section import LinksConfig
 from punica_serve.errors import ClusterUnavailable, ProtocolError
-from punica_serve.links.channel import Channel
+from punica_serve.links.channel import Channel, Rest
 from punica_serve.links.hello import keep_dialling
 from punica_serve.protocol import (
     PROTOCOL_VERSION,
@@ -280,10 +280,10 @@ class WireSchedulerClient:
                 if not call.done():
                     call.set_exception(ClusterUnavailable("the link to the scheduler was lost; try again"))
 
-    def _receive(self, message: Any) -> None:
+    def _receive(self, message: Any) -> Rest | None:
         match message:
             case Deliveries():
-                self._deliver(message)
+                return self._deliver(message)
             case Limits():
                 self._limits = message
                 if message.num_gpus:
@@ -294,10 +294,13 @@ class WireSchedulerClient:
                     call.set_result(message)
             case _:
                 raise ProtocolError(f"the scheduler sent a {type(message).__name__} after its welcome")
+        return None
 
-    def _deliver(self, deliveries: Deliveries) -> None:
+    def _deliver(self, deliveries: Deliveries) -> Rest | None:
         """Passes on remaining quotas, then tokens, then ends.
 
+        Requests that begin or end come first, and the rest passes on all other tokens: a client that waits for its
+        first token, or sends its next request after the last one, does not wait for the writes of a whole batch.
         For a request that was cancelled here, only its resource usage matters.
         """
         for rate_limits in deliveries.rate_limits:
@@ -306,24 +309,26 @@ class WireSchedulerClient:
         for handle, num_cached in deliveries.cached:
             if live := self._live.get(handle):
                 live.num_cached_tokens = num_cached
-        logprobs = deliveries.logprobs or repeat(None)
-        ending_handles = {ending.handle for ending in deliveries.endings}
-        for handle, position, token_id, token_logprobs in zip(
-            deliveries.handles, deliveries.positions, deliveries.token_ids, logprobs, strict=False
-        ):
-            if live := self._live.get(handle):
-                try:
-                    is_last = handle in ending_handles
-                    live.accept(deliveries.offset + position, token_id, token_logprobs, is_last=is_last)
-                except SlowReader as error:
-                    live.fail(WireError.of(error))
-                    self._cancel(live)
+        ended = {ending.handle for ending in deliveries.endings}
+        first, later = first_rows(deliveries, ended)
+        self._accept(first, ended)
         for ending in deliveries.endings:
             live, cancelled = self._live.get(ending.handle), self._cancelled.pop(ending.handle, None)
             if known := live or cancelled:
                 known.account(ending)
             if live:
                 live.end(ending)
+        return partial(self._accept, later) if later else None
+
+    def _accept(self, rows: Iterable[Row], ended: Collection[int] = ()) -> None:
+        """Passes on tokens; the ends of the requests in ``ended`` follow at once."""
+        for handle, position, token_id, logprobs in rows:
+            if live := self._live.get(handle):
+                try:
+                    live.accept(position, token_id, logprobs, is_last=handle in ended)
+                except SlowReader as error:
+                    live.fail(WireError.of(error))
+                    self._cancel(live)
 
     def _cancel(self, live: LiveRequest) -> None:
         """Without a link there is nothing to cancel: the scheduler has dropped this frontend's requests."""

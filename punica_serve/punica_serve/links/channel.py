@@ -40,6 +40,9 @@ CLOSE_TIMEOUT_S = 1.0
 #: Close codes of a process that stops on purpose.
 _IN_ORDER = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY)
 
+#: What is left of a message's work, for a later turn of the event loop.
+Rest = Callable[[], None]
+
 #: The header of a short array.
 _HEADER_BYTES = 1
 
@@ -57,12 +60,14 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._decode = Decoder(union)
         #: Is called with each message that arrives. None: nobody serves the channel now, and messages wait.
-        self._handle: Callable[[Any], object] | None = None
+        self._handle: Callable[[Any], Rest | None] | None = None
         #: Done when ``serve`` is to return or raise.
         self._served: asyncio.Future[None] = self._loop.create_future()
         #: Messages of the newest frame that have not been delivered.
         self._received: Iterator[Any] = iter(())
-        #: Delivery continues in the event loop's next turn.
+        #: What the handler of the newest message left for later; it comes before the next message.
+        self._rest: Rest | None = None
+        #: Delivery continues in a later turn of the event loop.
         self._has_turn_due = False
         self._outgoing: deque[bytes] = deque()
         #: Size of the outgoing messages.
@@ -157,9 +162,11 @@ class Channel:
 
     # -------------------------------------------------------------- in
 
-    async def serve(self, handle: Callable[[Any], object]) -> None:
+    async def serve(self, handle: Callable[[Any], Rest | None]) -> None:
         """Calls ``handle`` with each message that arrives, in order, until the link ends.
 
+        ``handle`` may return a rest, which is called before the next message, once tasks that the handler woke have run
+        and their output has left.
         Raises errors of ``handle``, and ProtocolError for a broken frame. Nothing is delivered after an error, or once
         this end has closed the link.
         """
@@ -168,7 +175,7 @@ class Channel:
         try:
             await self._served
         finally:
-            self._handle = None
+            self._handle = self._rest = None
 
     async def receive(self, timeout_s: float) -> Any:
         """The next message, before ``serve``. Raises ProtocolError if the link ends or the time is up first."""
@@ -198,11 +205,19 @@ class Channel:
         self._has_turn_due = False
         num_turn_bytes = 0
         try:
+            if self._rest is not None:
+                rest, self._rest = self._rest, None
+                rest()
             while self._handle is not None:
                 for message in self._received:
                     if type(message) is not Heartbeat and self.state in DELIVERING:
-                        self._handle(message)
+                        self._rest = self._handle(message)
                         if self._handle is None:
+                            return
+                        if self._rest is not None:
+                            self._has_turn_due = True
+                            # What tasks write in the next turn leaves at its end.
+                            self._loop.call_soon(self._loop.call_soon, self._deliver)
                             return
                 if num_turn_bytes > MAX_TURN_BYTES:
                     self._has_turn_due = True

@@ -9,7 +9,7 @@ from websockets.frames import CloseCode
 from fake_socket import FakeSocket, joined
 from punica_serve.errors import ProtocolError
 from punica_serve.links import channel as channel_module
-from punica_serve.links.channel import Channel
+from punica_serve.links.channel import Channel, Rest
 from punica_serve.protocol import CallReply, Heartbeat, Limits, WireError, encode
 from waits import DEADLINE_S, until
 
@@ -43,6 +43,40 @@ async def test_a_flood_of_frames_gives_other_tasks_their_turns(
     task.cancel()
     serving.cancel()
     await asyncio.wait([task, serving])
+
+
+async def test_a_rest_comes_after_woken_tasks_and_before_the_next_message(channel: Channel, socket: FakeSocket) -> None:
+    happened: list[object] = []
+    woken = asyncio.Event()
+
+    async def reader() -> None:
+        await woken.wait()
+        happened.append("reader")
+
+    def handle(message: Limits) -> Rest | None:
+        happened.append(message)
+        woken.set()
+        return (lambda: happened.append("rest")) if message.num_gpus == 1 else None
+
+    tasks = [asyncio.create_task(reader()), asyncio.create_task(channel.serve(handle))]
+    await asyncio.sleep(0)
+    socket.arrive(joined(Limits(1), Limits(2)), joined(Limits(3)))
+    await until(lambda: len(happened) == 5)
+    assert happened == [Limits(1), "reader", "rest", Limits(2), Limits(3)]
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_a_rest_that_fails_ends_the_serving(channel: Channel, socket: FakeSocket) -> None:
+    def fail() -> None:
+        raise ProtocolError("a token is missing")
+
+    serving = asyncio.create_task(channel.serve(lambda message: fail))
+    await asyncio.sleep(0)
+    socket.arrive(joined(Limits(1)))
+    with pytest.raises(ProtocolError, match="a token is missing"):
+        async with asyncio.timeout(DEADLINE_S):
+            await serving
 
 
 async def test_messages_that_arrive_before_serve_wait_in_order(channel: Channel, socket: FakeSocket) -> None:
