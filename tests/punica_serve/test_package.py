@@ -10,35 +10,37 @@ def _run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
+def _importing(modules: list[str], heavy: list[str]) -> str:
+    """The first of the modules that imports one of the heavy ones, if any does."""
+    code = "import importlib, sys\n"
+    code += f"for module in {modules}:\n importlib.import_module(module)\n"
+    code += f" if found := [name for name in {heavy} if name in sys.modules]: sys.exit(print(module, found))"
+    return _run(code)
+
+
+def test_the_control_plane_never_imports_torch() -> None:
+    modules = [
         "punica_serve",
         "punica_serve.cli",
         "punica_scheduler.server",
         "punica_runner.supervisor",
         "punica_frontend.main",
         "punica_serve.bench.control_plane.run",
-    ],
-)
-def test_the_control_plane_never_imports_torch(module: str) -> None:
-    code = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
-    assert _run(code) == "[]\n"
+    ]
+    assert _importing(modules, ["torch", "transformers"]) == ""
 
 
-@pytest.mark.parametrize(
-    "module", ["punica_runner.engine_steps", "punica_serve.offline.llm", "punica_serve.engine.rank_main"]
-)
-def test_a_leader_has_not_imported_torch_when_it_starts_its_ranks(module: str) -> None:
+def test_a_leader_has_not_imported_torch_when_it_starts_its_ranks() -> None:
     """They take as long as it does, and so do it at the same time."""
-    code = f"import sys, {module}, punica_serve.engine.ranks.rank_processes; print('torch' in sys.modules)"
-    assert _run(code) == "False\n"
+    leaders = ["punica_runner.engine_steps", "punica_serve.offline.llm", "punica_serve.engine.rank_main"]
+    assert _importing([*leaders, "punica_serve.engine.ranks.rank_processes"], ["torch"]) == ""
 
 
 def test_modules_of_gpus_can_be_imported_before_a_runner_is_made() -> None:
-    code = "import sys, torch; from punica_serve.engine.device_runner import import_runner; "
-    code += "import_runner(torch.device({!r})); print('punica_serve.engine.cuda.cuda_runner' in sys.modules)"
-    assert [_run(code.format(device)) for device in ("cpu", "cuda")] == ["False\n", "True\n"]
+    code = "import sys, torch; from punica_serve.engine.device_runner import import_runner\n"
+    code += "for device in ('cpu', 'cuda'):\n import_runner(torch.device(device))\n"
+    code += " print('punica_serve.engine.cuda.cuda_runner' in sys.modules)"
+    assert _run(code) == "False\nTrue\n"
 
 
 def test_llm_is_there_when_it_is_asked_for() -> None:

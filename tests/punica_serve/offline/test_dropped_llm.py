@@ -24,10 +24,12 @@ def _pids(llm: LLM) -> list[int]:
     return rank_pids(llm.engine)
 
 
-def test_a_dropped_group_ends_and_the_next_one_can_begin(tiny_llama: Path) -> None:
+def test_a_group_that_is_referred_to_stays_and_a_dropped_one_ends_so_that_the_next_can_begin(tiny_llama: Path) -> None:
     llm = _llm(tiny_llama)
     pids = _pids(llm)
-    llm.generate("1", progress=False)
+    with pytest.raises(ConfigError, match=r"a group of ranks already, .*; another LLM .* is open on cpu: call its"):
+        _llm(tiny_llama)
+    assert llm.generate("1", progress=False)[0].error is None
     del llm
     with _llm(tiny_llama) as llm:
         assert not alive(pids)
@@ -58,10 +60,3 @@ def test_a_group_ends_though_a_thread_of_its_own_drops_it(tiny_llama: Path) -> N
     while alive(pids) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not alive(pids)
-
-
-def test_a_group_that_is_still_referred_to_stays(tiny_llama: Path) -> None:
-    with _llm(tiny_llama) as llm:
-        with pytest.raises(ConfigError, match=r"a group of ranks already, .*; another LLM .* is open on cpu: call its"):
-            _llm(tiny_llama)
-        assert llm.generate("1", progress=False)[0].error is None

@@ -77,10 +77,6 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
                 llm.generate("1", params=SamplingParams(max_tokens=1), progress=False)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert not any(answer.error for answer in answers)
-    with LLM(tiny_llama, adapters, tensor_parallel=2, divide_lora_from=8, **settings) as llm:
-        assert [answer.token_ids for answer in _answers(llm, list(adapters))] == [each.token_ids for each in expected]
-        assert llm.engine.share.divides_lora
-        llm.engine.check_invariants()
     for answer, other in zip(answers, expected, strict=True):
         ours, theirs = ([entry.logprob for entry in each.logprobs] for each in (answer, other))
         assert ours == pytest.approx(theirs, abs=2e-4)
@@ -114,6 +110,7 @@ def test_four_processes_say_what_one_says(
     settings |= {"cpu_threads": 1, "divide_lora_from": divide_lora_from}
     with LLM(tiny_llama, adapters, tensor_parallel=4, prefill_budget_tokens=8, **settings) as llm:
         answers = _answers(llm, list(adapters))
+        assert llm.engine.share.divides_lora == (divide_lora_from is not None)
         llm.engine.check_invariants()
         pids = rank_pids(llm.engine)
     assert len(pids) == 3 and not alive(pids)

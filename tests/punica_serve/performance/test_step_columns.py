@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
@@ -12,6 +12,8 @@ from punica_serve.performance.step_columns import StepTimeColumns
 from punica_serve.performance.step_time import StepTimeModel
 
 Batch = tuple[int, int, LoraLoad]
+#: For each profile; they differ only in their numbers.
+few_examples = settings(max_examples=20)
 
 
 def columns_of(batches: list[Batch]) -> BatchColumns:
@@ -37,6 +39,7 @@ def batch(draw: st.DrawFn) -> Batch:
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
+@few_examples
 @given(batches=st.lists(batch(), min_size=1, max_size=5))
 def test_columns_agree_with_single_steps(name: str, batches: list[Batch]) -> None:
     model = StepTimeModel(load_profile(name))
@@ -66,6 +69,7 @@ def test_a_prefill_costs_its_tokens_and_its_adapter() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
+@few_examples
 @given(queues=st.lists(st.integers(0, 3_000), min_size=1, max_size=5))
 def test_a_queue_takes_one_prefill_of_all_its_tokens(name: str, queues: list[int]) -> None:
     model = StepTimeModel(load_profile(name))

@@ -23,6 +23,12 @@ _FEW_ROWS = (ROWS["cached"], ROWS["wait"], ROWS["layerwise"])
 
 
 @pytest.fixture(scope="module")
+def subject(subject: Subject) -> Subject:
+    """With short answers, so that all rows take seconds."""
+    return Subject.of(subject.config.model_copy(update={"max_context": 24}), "cpu")
+
+
+@pytest.fixture(scope="module")
 def measured(subject: Subject, settings: SeriesSettings) -> SeriesMeasured:
     return run_series(subject, settings, plan_of(settings), Progress(disable=True))
 

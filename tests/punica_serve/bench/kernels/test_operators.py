@@ -53,8 +53,7 @@ def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
-@pytest.mark.parametrize("max_pages", [3, 16])
-@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("pdl", "max_pages"), [(False, 3), (True, 16)])
 def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, pdl: bool, max_pages: int) -> None:
     """On the CPU's tensors, in Triton's interpreter."""
     pytest.importorskip("triton")
