@@ -8,7 +8,6 @@ from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.memory_budget import MemoryPlan
 from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.rank import Rank
-from punica_serve.config.device_groups import place_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import open_device, total_bytes
 from punica_serve.paging.kv_window import kv_window_of
@@ -19,14 +18,14 @@ from punica_serve.performance.auto_batch import AUTO_SIZES
 def largest_that_fits(config: EngineConfig, devices: Sequence[str]) -> int:
     """The largest of `auto`'s sizes up to the config's `max_batch_size` whose pools fit; the smallest if none does.
 
-    ``devices`` serve one copy of the model; the memory of CPUs and of other hosts' GPUs is not looked at. Raises
-    ConfigError for a device that can't be used.
+    ``devices`` serve one copy of the model. Only the memory of the first is looked at: the ranks of a group are equal,
+    or refused later, and a process that opens another rank's GPU takes memory there for good. Raises ConfigError for a
+    device that can't be used.
     """
-    places = [place_of(device) for device in devices]
-    opened = [open_device(device) for host, device in places if host == 0]
-    if opened[0].type != "cuda":
+    device = open_device(devices[0])
+    if device.type != "cuda":
         return config.max_batch_size
-    num_gpu_bytes = min(map(total_bytes, opened))
+    num_gpu_bytes = total_bytes(device)
     sizes = [size for size in AUTO_SIZES if size <= config.max_batch_size]
     return max((size for size in sizes if batch_fits(size, config, len(devices), num_gpu_bytes)), default=sizes[0])
 
