@@ -49,9 +49,11 @@ class Subject:
     def of(cls, config: EngineConfig, device: str, rank: Rank = SINGLE) -> "Subject":
         """Turns prefix caching off: prompts of benchmarks may be alike, and each has to be computed.
 
+        Nothing is compiled beside what is measured.
+
         Raises ConfigError if the device can't be used, and ModelRejected if the config's model can't be served.
         """
-        config = config.model_copy(update={"prefix_caching": False})
+        config = config.model_copy(update={"prefix_caching": False, "compile_flashinfer": False})
         if config.max_batch_size == AUTO_BATCH:
             config = config.model_copy(update={"max_batch_size": _PAPERS_BATCH})
         return cls(config, open_device(device), config.share_of(read_model_config(config.model), rank))

@@ -109,6 +109,9 @@ class EngineConfig(ConfigModel):
     #: For attention's auto: a table that `punica-serve bench prompts --table` has measured on such a GPU, in YAML. By
     #: default one that ships with the package, if there is one for the GPU.
     attention_times: File | None = None
+    #: Compile FlashInfer's kernels that auto would take and that are missing, for the next start, by processes that
+    #: yield to all others. Without it auto takes only what is compiled.
+    compile_flashinfer: Flag = True
     #: Replay decode steps on a GPU as CUDA graphs. Without them every kernel is launched separately, which is slower.
     cuda_graphs: Flag = True
     #: The ranks of a group have a share of the A of q, k, v, gate and up too, instead of all of it, if

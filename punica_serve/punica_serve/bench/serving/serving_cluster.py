@@ -34,6 +34,7 @@ def with_dummies(
         "max_batch_size": batch,
         "num_lora_pages": max(pages, engine.lora_pages),
         "host_cache_bytes": max(arena_num_bytes(num_adapters, num_bytes), engine.host_cache_bytes or 0),
+        "compile_flashinfer": False,  # nothing runs beside what is measured
     }
     return config.model_copy(update={"engine": engine.model_copy(update=update), "dummy_adapters": dummies})
 

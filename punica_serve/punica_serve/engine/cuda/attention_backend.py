@@ -13,7 +13,7 @@ import torch
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cuda.attention_choice import Choice, Layers, choose
-from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
+from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler, not_compiled
 from punica_serve.engine.cuda.flashinfer_modules import Fa3Module, compile_module, is_compiled, why_not
 from punica_serve.errors import ConfigError
 from punica_serve.performance.attention_table import AttentionTable, load_table, shipped_table
@@ -39,8 +39,9 @@ def flashinfer_rows(
         return 1
     choice = Choice(None, reason) if reason else _measured_choice(config, model, torch.cuda.get_device_name(device))
     if choice.first_rows and (missing := [module for module in modules if not is_compiled(module)]):
-        choice = Choice(None, "FlashInfer's kernels are not compiled yet; they are being compiled for the next start")
-        opened.callback(FlashInferCompiler((module.job for module in missing), "attention stays with Triton").close)
+        choice = Choice(None, not_compiled(config))
+        if config.compile_flashinfer:
+            opened.callback(FlashInferCompiler((module.job for module in missing), "attention stays with Triton").close)
     if choice.first_rows is None:
         logger.info("attention: Triton for all rows: %s", choice.reason)
     else:

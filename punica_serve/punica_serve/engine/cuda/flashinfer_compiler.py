@@ -11,8 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from punica_serve.config.engine_section import EngineConfig
+
 #: Seconds that a module may take to compile.
 _COMPILE_TIMEOUT_S = 900.0
+#: The share of the cores that compilers take beside serving, and the lowest priority there is.
+_CORES_SHARE, _NICENESS = 0.25, 19
 #: Longest wait for the end of what was killed.
 _KILL_TIMEOUT_S = 5.0
 
@@ -22,8 +26,12 @@ logger = logging.getLogger(__name__)
 class Compilation:
     """A started command. ``wait`` for it, or ``kill`` it from any thread."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """``command`` may call ``end_with_owner``, since a worker that is killed closes nothing."""
+    def __init__(self, command: Sequence[str], *, is_beside_serving: bool = False) -> None:
+        """``command`` may call ``end_with_owner``, since a worker that is killed closes nothing.
+
+        ``is_beside_serving``: it takes a share of the cores, and each of them only while nobody else wants it.
+        """
+        environment = {**_background_jobs(), **os.environ} if is_beside_serving else None
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -33,12 +41,15 @@ class Compilation:
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
+                env=environment,
             )
         except BaseException:
             os.close(self._lifeline)
             raise
         finally:
             os.close(lifeline)
+        if is_beside_serving:
+            _yield_to_all(self._process.pid)
 
     def wait(self, timeout_s: float = _COMPILE_TIMEOUT_S) -> None:
         """Returns once it has succeeded. Call it once. RuntimeError: it failed, or takes longer and was killed."""
@@ -67,6 +78,13 @@ class Compilation:
 def cache_folder() -> Path:
     """Where FlashInfer keeps what it compiles."""
     return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
+
+
+def not_compiled(config: EngineConfig) -> str:
+    """Why missing kernels don't serve, and what becomes of them."""
+    if config.compile_flashinfer:
+        return "FlashInfer's kernels are not compiled yet; they are being compiled for the next start"
+    return "FlashInfer's kernels are not compiled, and `engine.compile_flashinfer` is off"
 
 
 class CompileJob(NamedTuple):
@@ -118,8 +136,23 @@ class FlashInferCompiler:
     def _start(self, command: Sequence[str]) -> Compilation | None:
         """None after ``close``."""
         with self._lock:
-            self._current = None if self._is_closed else Compilation(command)
+            self._current = None if self._is_closed else Compilation(command, is_beside_serving=True)
             return self._current
+
+
+def _background_jobs() -> dict[str, str]:
+    """How many compilers FlashInfer starts at once, unless the environment says so: each takes gigabytes."""
+    return {"MAX_JOBS": f"{max(1, int(_CORES_SHARE * len(os.sched_getaffinity(0))))}"}
+
+
+def _yield_to_all(pid: int) -> None:
+    """Lets a process that has just begun, and all that it starts, run only on cores that are idle otherwise.
+
+    Compilers on all cores kept a step loop from its core for 4 ms at a time, and its GPU waited.
+    """
+    with suppress(OSError):  # it has ended, or the system forbids it
+        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def exchanges_of(
     if dtype not in DTYPES:
         return collectives
     if most := choice.max_layer_bytes("flashinfer"):
-        flashinfer = open_flashinfer(collectives, most, share, dtype, device, opened)
+        flashinfer = open_flashinfer(collectives, config, most, share, dtype, device, opened)
         choice = choice_of(config, name, num_ranks, has_flashinfer=flashinfer is not None)
     if choice.is_nccl:
         return collectives

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.cuda.flashinfer_compiler import FlashInferCompiler, not_compiled
 from punica_serve.engine.ranks.exchange_check import find_norm_fault
 from punica_serve.engine.ranks.flashinfer_module import is_compiled, job, why_not
 from punica_serve.engine.ranks.flashinfer_norm import MAX_BYTES, FlashInferNorm
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 def open_flashinfer(
     library: TorchCollectives,
+    config: EngineConfig,
     max_bytes: int,
     share: ModelConfig,
     dtype: torch.dtype,
@@ -35,13 +37,13 @@ def open_flashinfer(
 ) -> FlashInferNorm | None:
     """All ranks must, and all get one, or none and the reason in the log. ``max_bytes``: of a rank's rows.
 
-    A module that is not compiled yet is compiled for the next start; closing ``opened`` ends that. Raises ConfigError,
-    naming a rank, where one of them fails in a way that leaves the others waiting.
+    A module that is not compiled yet is compiled for the next start if the config says so; closing ``opened`` ends
+    that. Raises ConfigError, naming a rank, where one of them fails in a way that leaves the others waiting.
     """
     votes = StartVotes(library.store, library.rank, _TIMEOUT_S)
     max_bytes = min(max_bytes, MAX_BYTES)
     norm = None
-    fault = votes.agree(_HAVE, _why_not_now(library, share, dtype, device, opened))
+    fault = votes.agree(_HAVE, _why_not_now(library, config, share, dtype, device, opened))
     if fault is None:
         fault = mapping_fault([int(count) for count in votes.collect(_COUNT, f"{num_mappings()}")])
     if fault is None:
@@ -55,7 +57,12 @@ def open_flashinfer(
 
 
 def _why_not_now(
-    library: TorchCollectives, share: ModelConfig, dtype: torch.dtype, device: torch.device, opened: ExitStack
+    library: TorchCollectives,
+    config: EngineConfig,
+    share: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    opened: ExitStack,
 ) -> str | None:
     """Why this rank can't have it at this start; None if it can. Begins to compile what is not compiled."""
     if reason := why_not(share, dtype, library.rank.size, device):
@@ -65,8 +72,9 @@ def _why_not_now(
             return None
     except Exception as error:  # its import may fail in any way
         return first_line(error)
-    opened.callback(FlashInferCompiler([job()], "FlashInfer has no exchange for the next start").close)
-    return "its kernels are not compiled yet; they are being compiled for the next start"
+    if config.compile_flashinfer:
+        opened.callback(FlashInferCompiler([job()], "FlashInfer has no exchange for the next start").close)
+    return not_compiled(config)
 
 
 def _mapped(

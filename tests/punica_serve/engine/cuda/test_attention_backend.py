@@ -85,3 +85,12 @@ def test_the_job_that_compiles_a_module_names_its_kind(monkeypatch: pytest.Monke
     job = Fa3Module(torch.bfloat16, 128, 4096, 0.0).job
     assert job.command[-4:] == ["bfloat16", "128", "1", "0"]
     assert job.lock == tmp_path / ".cache/flashinfer/punica-serve-bfloat16-128-1-0.lock"
+
+
+def test_missing_kernels_are_left_uncompiled_where_the_config_says_so(
+    rows: Rows, table: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attention_backend, "is_compiled", lambda module: False)
+    monkeypatch.setattr(attention_backend, "FlashInferCompiler", None)
+    assert rows(attention_times=table, compile_flashinfer=False) is None
+    assert "`engine.compile_flashinfer` is off" in caplog.text

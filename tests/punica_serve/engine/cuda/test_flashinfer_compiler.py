@@ -46,6 +46,23 @@ def test_a_failure_is_told_by_its_last_line() -> None:
     Compilation(_shell("exit 0")).wait()
 
 
+def test_beside_serving_it_runs_on_idle_cores_alone_and_on_few(tmp_path: Path) -> None:
+    jobs, pids = tmp_path / "jobs", tmp_path / "pids"
+    script = f"echo $MAX_JOBS > {jobs}; sleep 600 & echo $$ $! > {pids}; wait"
+    compilation = Compilation(_shell(script), is_beside_serving=True)
+    try:
+        assert int(_read(jobs)) == max(1, len(os.sched_getaffinity(0)) // 4)
+        first = int(_read(pids).split()[0])
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while os.sched_getscheduler(first) != os.SCHED_IDLE:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert os.getpriority(os.PRIO_PROCESS, first) == 19
+    finally:
+        with pytest.raises(RuntimeError, match="to compile"):
+            compilation.wait(0.01)
+
+
 def test_one_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:
     compilation = Compilation(_shell(f"sleep 600 & echo $! > {tmp_path / 'pid'}; wait"))
     child = int(_read(tmp_path / "pid"))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cuda.flashinfer_compiler import CompileJob
 from punica_serve.engine.ranks import exchange_check, flashinfer_start
 from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
@@ -20,6 +22,7 @@ from punica_serve.models.collectives import Collectives
 from thread_ranks import run_ranks
 from tiny_config import tiny_config
 
+_CONFIG = EngineConfig(model=Path("m"))
 _CPU = torch.device("cpu")
 #: Opens it on two ranks, of which the second has a fault.
 OpenTwo = Callable[[str], list[FlashInferNorm | None]]
@@ -55,9 +58,8 @@ def open_two(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
             own = fault if collectives.rank.index == 1 else ""
             library = SimpleNamespace(store=store, rank=collectives.rank, collectives=collectives, fault=own)
             with ExitStack() as opened:
-                return open_flashinfer(
-                    cast(TorchCollectives, library), 1 << 16, tiny_config(), torch.bfloat16, _CPU, opened
-                )
+                ranks = cast(TorchCollectives, library)
+                return open_flashinfer(ranks, _CONFIG, 1 << 16, tiny_config(), torch.bfloat16, _CPU, opened)
 
         return run_ranks(2, open_one)
 
@@ -99,7 +101,7 @@ def test_one_that_is_not_compiled_is_compiled_for_the_next_start(
     monkeypatch.setattr(flashinfer_start, "is_compiled", lambda: False)
     monkeypatch.setattr(flashinfer_start, "FlashInferCompiler", Compiler)
     assert open_two("") == [None, None]
-    assert "rank 0 can't take FlashInfer's exchange: its kernels are not compiled yet" in caplog.text
+    assert "rank 0 can't take FlashInfer's exchange: FlashInfer's kernels are not compiled yet" in caplog.text
     assert sorted(events) == ["closed", "closed", *2 * ["punica_serve.engine.ranks.flashinfer_module"]]
 
 
