@@ -2,33 +2,45 @@
 
 A key is the hash of all of these and of who may share the page, each part under a tag of its own and with its length.
 So a salt that equals an adapter's digest, or a tenant that equals a salt, never leads to the other's pages.
+
+Tokens are hashed in blocks of pages. A block begins with the hash of all before it, so what was computed for one
+request's block holds for every request that begins alike, and is kept for the next.
 """
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from punica_serve.protocol import PrefixCaching, Request
 
 #: With 128 bits of a cryptographic hash nobody finds tokens whose pages have the key of another tenant's.
 _KEY_BYTES = 16
+#: Of the hash that a block begins with.
+_CHAIN_BYTES = 32
 _ID_BYTES = 4
-_PERSON = b"punica-kv-page"
+#: A block is kept as a whole, so a smaller one is found more often, and a larger one costs less to find.
+BLOCK_PAGES = 16
+#: Blocks whose keys are kept: 2 KB each, with pages of 16 tokens.
+_MAX_BLOCKS = 4096
+#: BLAKE2b's `person` for each kind of input, so that no input of one leads to the hash of another.
+_OWNER, _PAGE, _BLOCK, _INVOKED = b"punica-kv-owner", b"punica-kv-page", b"punica-kv-block", b"punica-kv-alora"
+
+_Parts = tuple[tuple[str, str | None], ...]
 
 
 class PrefixHash:
     """The keys of the full pages of one request, each computed once. Its tokens may only grow."""
 
-    __slots__ = ("_first_page", "_hash", "_invoked", "_keys", "_page_size")
+    __slots__ = ("_begin", "_first_page", "_invoked", "_keys", "_page_size", "_start")
 
-    def __init__(
-        self, parts: Sequence[tuple[str, str | None]], page_size: int, invoked: str = "", first_page: int = 0
-    ) -> None:
+    def __init__(self, parts: _Parts, page_size: int, invoked: str = "", first_page: int = 0) -> None:
         """``parts``: the tag and the value of each thing but tokens that keys and values, or sharing, depend on.
 
         Pages from ``first_page`` on also depend on ``invoked``, unless that is empty.
         """
-        self._hash = blake2b(_encode(parts), digest_size=_KEY_BYTES, person=_PERSON)
+        #: The first page of the newest block, and the hash of all before it.
+        self._start, self._begin = 0, _hash_of(parts)
         self._page_size = page_size
         self._invoked = invoked
         self._first_page = first_page
@@ -36,20 +48,24 @@ class PrefixHash:
 
     def keys(self, token_ids: Sequence[int], num_pages: int, first: int = 0) -> list[bytes]:
         """The keys of the first ``num_pages`` pages, which must be full, or of those from ``first`` on."""
-        num_known = len(self._keys)
-        if num_pages > num_known:
-            self._extend(token_ids[num_known * self._page_size : num_pages * self._page_size])
+        if num_pages > len(self._keys):
+            self._extend(_encode_ids(token_ids[self._start * self._page_size : num_pages * self._page_size]))
         return self._keys[first:num_pages]
 
-    def _extend(self, token_ids: Sequence[int]) -> None:
-        data, page_bytes, add = _encode_ids(token_ids), self._page_size * _ID_BYTES, self._keys.append
-        for start in range(0, len(data), page_bytes):
-            if self._invoked and len(self._keys) == self._first_page:
-                # Another blake2b `person`, so that no tokens lead to the same hash.
-                begin = _encode((("before", self._hash.hexdigest()), ("invoked", self._invoked)))
-                self._hash = blake2b(begin, digest_size=_KEY_BYTES, person=b"punica-kv-alora")
-            self._hash.update(data[start : start + page_bytes])
-            add(self._hash.copy().digest())
+    def _extend(self, data: bytes) -> None:
+        """``data``: the tokens from the newest block on."""
+        page_bytes = self._page_size * _ID_BYTES
+        while data:
+            if self._invoked and self._start == self._first_page:
+                self._begin = _hash_of((("before", self._begin.hex()), ("invoked", self._invoked)), _INVOKED)
+                self._invoked = ""
+            num_pages = min(BLOCK_PAGES, self._first_page - self._start) if self._invoked else BLOCK_PAGES
+            block, data = data[: num_pages * page_bytes], data[num_pages * page_bytes :]
+            if len(block) < num_pages * page_bytes:  # more of it may come
+                self._keys[self._start :] = _page_keys(self._begin, block, page_bytes)
+            else:
+                self._keys[self._start :], self._begin = _block_keys(self._begin, block, page_bytes)
+                self._start += num_pages
 
 
 def prefix_hash(
@@ -62,9 +78,6 @@ def prefix_hash(
     if not invoked_at or request.digest is None:
         return PrefixHash(parts, page_size)
     return PrefixHash(parts, page_size, request.digest, invoked_at // page_size)
-
-
-_Parts = tuple[tuple[str, str | None], ...]
 
 
 def _parts(
@@ -95,16 +108,45 @@ def hints_of(request: Request, settings: PrefixCaching, page_size: int, token_id
 
     An adapter that is invoked within the prompt has none of the base model's pages before that.
     """
-    hashed, hints, start = blake2b(digest_size=_KEY_BYTES, person=_PERSON), list[int](), 0
-    hashed.update(_encode(_parts(request, settings, page_size, request.digest)))
-    for num_pages in HINT_PAGES:
-        end = num_pages * page_size
-        if end >= len(token_ids):
-            break
-        hashed.update(_encode_ids(token_ids[start:end]))
-        hints.append(hint_of(hashed.copy().digest()))
-        start = end
+    begin, hints, start = _hash_of(_parts(request, settings, page_size, request.digest)), list[int](), 0
+    num_full = min(HINT_PAGES[-1], (len(token_ids) - 1) // page_size)
+    data, page_bytes = _encode_ids(token_ids[: max(0, num_full) * page_size]), page_size * _ID_BYTES
+    for num_pages in HINT_PAGES[: num_full.bit_length()]:
+        while num_pages > start + BLOCK_PAGES:
+            begin = _chain(begin, data[start * page_bytes : (start + BLOCK_PAGES) * page_bytes])
+            start += BLOCK_PAGES
+        hints.append(hint_of(_key(begin, data[start * page_bytes : num_pages * page_bytes])))
     return tuple(hints)
+
+
+@lru_cache(_MAX_BLOCKS)
+def _block_keys(begin: bytes, block: bytes, page_bytes: int) -> tuple[tuple[bytes, ...], bytes]:
+    """The keys of a full block's pages, and the hash that the next block begins with."""
+    return tuple(_page_keys(begin, block, page_bytes)), _chain(begin, block)
+
+
+def _page_keys(begin: bytes, block: bytes, page_bytes: int) -> list[bytes]:
+    hashed = blake2b(begin, digest_size=_KEY_BYTES, person=_PAGE)
+    keys = []
+    for start in range(0, len(block), page_bytes):
+        hashed.update(block[start : start + page_bytes])
+        keys.append(hashed.digest())
+    return keys
+
+
+def _key(begin: bytes, pages: bytes) -> bytes:
+    """The key of the last of a block's first pages."""
+    return blake2b(begin + pages, digest_size=_KEY_BYTES, person=_PAGE).digest()
+
+
+def _chain(begin: bytes, block: bytes) -> bytes:
+    return blake2b(begin + block, digest_size=_CHAIN_BYTES, person=_BLOCK).digest()
+
+
+@lru_cache(_MAX_BLOCKS)
+def _hash_of(parts: _Parts, person: bytes = _OWNER) -> bytes:
+    """Of the tag and the value of each part."""
+    return blake2b(_encode(parts), digest_size=_CHAIN_BYTES, person=person).digest()
 
 
 def _encode_ids(token_ids: Sequence[int]) -> bytes:
@@ -112,7 +154,7 @@ def _encode_ids(token_ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
-def _encode(parts: Sequence[tuple[str, str | None]]) -> bytes:
+def _encode(parts: _Parts) -> bytes:
     """Tag and value of each part, with their lengths; a part that is None differs from an empty one."""
     encoded = bytearray()
     for tag, value in parts:

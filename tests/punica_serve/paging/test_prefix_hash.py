@@ -2,7 +2,7 @@
 
 from itertools import combinations, product
 
-from punica_serve.paging.prefix_hash import HINT_PAGES, hint_of, hints_of, prefix_hash
+from punica_serve.paging.prefix_hash import BLOCK_PAGES, HINT_PAGES, hint_of, hints_of, prefix_hash
 from punica_serve.protocol import AdapterRef, PrefixCaching, Request, SamplingParams
 
 SETTINGS = PrefixCaching("base")
@@ -25,11 +25,34 @@ def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
 
 
 def test_keys_are_the_same_in_one_go_and_page_by_page() -> None:
-    tokens = tuple(range(1000, 1040))
-    grown = prefix_hash(_request("x"), SETTINGS, 4)
-    by_page = [grown.keys(tokens[: 4 * count], count)[-1] for count in range(1, 11)]
-    assert by_page == prefix_hash(_request("x"), SETTINGS, 4).keys(tokens, 10)
-    assert grown.keys(tokens, 3) == by_page[:3]
+    num_pages = 2 * BLOCK_PAGES + 3
+    tokens = tuple(range(1000, 1000 + 4 * num_pages))
+    for invoked_at in (0, 3, 4, 30, 4 * BLOCK_PAGES, 4 * num_pages):
+        grown = prefix_hash(_request("x"), SETTINGS, 4, invoked_at=invoked_at)
+        by_page = [grown.keys(tokens[: 4 * count], count)[-1] for count in range(1, num_pages + 1)]
+        at_once = prefix_hash(_request("x"), SETTINGS, 4, invoked_at=invoked_at)
+        assert by_page == at_once.keys(tokens, num_pages) and len(set(by_page)) == num_pages
+        assert grown.keys(tokens, 3) == by_page[:3]
+
+
+def test_a_key_depends_on_every_token_before_it_in_other_blocks_too() -> None:
+    tokens = list(range(3 * BLOCK_PAGES))
+    keys = prefix_hash(_request(), SETTINGS, 1).keys(tokens, len(tokens))
+    for changed in (0, BLOCK_PAGES - 1, BLOCK_PAGES, 2 * BLOCK_PAGES + 1):
+        others = [*tokens[:changed], 7_000, *tokens[changed + 1 :]]
+        found = prefix_hash(_request(), SETTINGS, 1).keys(others, len(tokens))
+        assert found[:changed] == keys[:changed] and set(found[changed:]).isdisjoint(keys)
+
+
+def test_blocks_of_the_same_tokens_have_other_keys_behind_another_beginning() -> None:
+    """Also where a block is one that is kept: it is another tenant's, or comes later in the prompt."""
+    tokens = [5] * (3 * BLOCK_PAGES)
+    keys = [
+        key
+        for tenant in ("a", "b")
+        for key in prefix_hash(_request(tenant=tenant), SETTINGS, 1).keys(tokens, len(tokens))
+    ]
+    assert len(set(keys)) == 2 * len(tokens)
 
 
 def test_no_name_is_mistaken_for_another_thing_of_the_same_name() -> None:
@@ -56,9 +79,12 @@ def test_a_cluster_wide_scope_leaves_out_the_tenant_alone() -> None:
 
 
 def test_hints_stand_for_the_keys_of_pages_in_powers_of_two() -> None:
-    tokens = tuple(range(5, 5 + 41))
+    tokens = tuple(range(5, 5 + 4 * 70 + 1))
     for request in (_request(), _request("x", "a", "s")):
-        keys = prefix_hash(request, SETTINGS, 4).keys(tokens, 10)
-        assert hints_of(request, SETTINGS, 4, tokens) == tuple(hint_of(keys[pages - 1]) for pages in (1, 2, 4, 8))
+        keys = prefix_hash(request, SETTINGS, 4).keys(tokens, 70)
+        expected = tuple(hint_of(keys[pages - 1]) for pages in (1, 2, 4, 8, 16, 32, 64))
+        assert hints_of(request, SETTINGS, 4, tokens) == expected
+        assert hints_of(request, SETTINGS, 4, tokens[:-1]) == expected
+        assert hints_of(request, SETTINGS, 4, tokens[: 4 * 64]) == expected[:-1]
     assert hints_of(_request(), SETTINGS, 4, tokens[:4]) == (), "the last token is always computed"
     assert len(hints_of(_request(), SETTINGS, 1, tuple(range(10_000)))) == len(HINT_PAGES)
