@@ -281,7 +281,7 @@ class Engine:
         self._requests.prefetch_to_host()
         failures += self._await_copies()
         in_flight = self._in_flight
-        forecast = self._clock.forecast(in_flight.launched_s if in_flight else None)
+        forecast = self._clock.forecast(in_flight)
         plan, preempted = self._requests.plan(forecast)
         if preempted:
             self._work.set()  # their adapters can be evicted, so the next step may run others
@@ -306,7 +306,7 @@ class Engine:
         """
         if self._in_flight is None or not self._requests.has_room:
             return False
-        left_s = self._clock.time_to_launch_s(self._in_flight.launched_s)
+        left_s = self._clock.time_to_launch_s(self._in_flight)
         if not left_s or not self._work.wait(left_s):
             return False
         self._work.clear()
@@ -377,7 +377,7 @@ class Engine:
         """
         failures: tuple[Failure, ...] = ()
         while self._in_flight is not None and self._loader.adapters.is_copying:
-            idle_s = self._clock.time_to_launch_s(self._in_flight.launched_s)
+            idle_s = self._clock.time_to_launch_s(self._in_flight)
             if not idle_s:
                 break
             self._work.wait(idle_s)

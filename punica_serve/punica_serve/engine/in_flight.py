@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from punica_serve.engine.batching.step_planner import StepPlan
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
 
+#: Steps of one kind last about as long: bits of the number of prefill tokens, and of the number of decodes.
+StepKind = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -14,6 +17,10 @@ class InFlight:
     plan: StepPlan
     step: LaunchedStep
     launched_s: float
+
+    @property
+    def kind(self) -> StepKind:
+        return self.plan.num_prefill_tokens.bit_length(), len(self.plan.decodes).bit_length()
 
 
 def launch(plan: StepPlan, runner: StepRunner) -> InFlight:

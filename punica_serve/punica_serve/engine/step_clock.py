@@ -4,6 +4,7 @@ import math
 import time
 
 from punica_serve.engine.adapters.copy_forecast import StepForecast
+from punica_serve.engine.in_flight import InFlight, StepKind
 
 #: The next step is launched this long before the device becomes idle: the time of a launch, with a margin.
 _LAUNCH_LEAD_S = 0.002
@@ -19,24 +20,30 @@ class StepClock:
         self._last_end_s = 0.0
         #: The shortest recent step; at first unknown.
         self._shortest_s = math.inf
+        #: The same for steps of each kind: one with a prefill lasts longer, so a request has longer to join the next.
+        self._shortest_by_kind_s: dict[StepKind, float] = {}
 
-    def end(self, launched_s: float) -> float:
-        """Records that the oldest step, launched at ``launched_s``, has ended. Returns its duration in seconds."""
-        started_s, self._last_end_s = max(launched_s, self._last_end_s), time.perf_counter()
+    def end(self, step: InFlight) -> float:
+        """Records that the oldest step has ended. Returns its duration in seconds."""
+        started_s, self._last_end_s = max(step.launched_s, self._last_end_s), time.perf_counter()
         duration_s = self._last_end_s - started_s
         self._shortest_s = min(duration_s, self._shortest_s * _SLOWLY)
+        of_kind_s = self._shortest_by_kind_s.get(step.kind, math.inf)
+        self._shortest_by_kind_s[step.kind] = min(duration_s, of_kind_s * _SLOWLY)
         return duration_s
 
-    def forecast(self, launched_s: float | None) -> StepForecast:
-        """The step that would be launched now. ``launched_s``: the launch of the one that keeps the device busy."""
+    def forecast(self, in_flight: InFlight | None) -> StepForecast:
+        """The step that would be launched now; ``in_flight`` keeps the device busy."""
         lasts_s = self._shortest_s if math.isfinite(self._shortest_s) else 0.0
-        if launched_s is None:
-            return StepForecast(0.0, lasts_s)
-        ends_s = max(launched_s, self._last_end_s) + lasts_s
-        return StepForecast(max(0.0, ends_s - time.perf_counter()), lasts_s)
+        left_s = 0.0 if in_flight is None else self._left_s(in_flight)
+        return StepForecast(max(0.0, left_s) if math.isfinite(left_s) else 0.0, lasts_s)
 
-    def time_to_launch_s(self, launched_s: float) -> float:
-        """How long the next launch can wait while the step of ``launched_s`` keeps the device busy; 0 if it can't."""
-        started_s = max(launched_s, self._last_end_s)
-        left_s = started_s + self._shortest_s - _LAUNCH_LEAD_S - time.perf_counter()
+    def time_to_launch_s(self, in_flight: InFlight) -> float:
+        """How long the next launch can wait while that step keeps the device busy; 0 if it can't."""
+        left_s = self._left_s(in_flight) - _LAUNCH_LEAD_S
         return left_s if 0 < left_s < math.inf else 0.0
+
+    def _left_s(self, in_flight: InFlight) -> float:
+        """Seconds until that step ends, if it is as short as any of its kind was; infinite if nothing is known."""
+        lasts_s = self._shortest_by_kind_s.get(in_flight.kind, self._shortest_s)
+        return max(in_flight.launched_s, self._last_end_s) + lasts_s - time.perf_counter()

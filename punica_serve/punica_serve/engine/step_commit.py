@@ -45,7 +45,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
         batch_size=len(plan.sequences),
         num_prefill_tokens=plan.num_prefill_tokens,
         num_adapters=plan.num_adapters,
-        duration_s=clock.end(ended.launched_s),
+        duration_s=clock.end(ended),
     )
 
 

@@ -1,8 +1,22 @@
 """The step clock, over a clock of the test's own."""
 
+from dataclasses import dataclass
+from typing import cast
+
 import pytest
 
+from punica_serve.engine.in_flight import InFlight, StepKind
 from punica_serve.engine.step_clock import StepClock
+
+DECODE, PREFILL = (0, 6), (8, 6)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the clock reads of a step in flight."""
+
+    launched_s: float
+    kind: StepKind
 
 
 @pytest.fixture
@@ -13,35 +27,62 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def launched(launched_s: float, kind: StepKind = DECODE) -> InFlight:
+    return cast(InFlight, Launched(launched_s, kind))
+
+
+def run(clock: StepClock, now: list[float], duration_s: float, kind: StepKind = DECODE) -> None:
+    """A step that is launched when the device is idle."""
+    step = launched(now[0], kind)
+    now[0] += duration_s
+    clock.end(step)
+
+
 def test_a_step_begins_when_the_one_before_it_ends(now: list[float]) -> None:
     clock = StepClock()
     now[0] = 100.010
-    assert clock.end(launched_s=100.0) == pytest.approx(0.010)
+    assert clock.end(launched(100.0)) == pytest.approx(0.010)
     now[0] = 100.016
-    assert clock.end(launched_s=100.002) == pytest.approx(0.006)
+    assert clock.end(launched(100.002)) == pytest.approx(0.006)
     now[0] = 100.030
-    assert clock.end(launched_s=100.020) == pytest.approx(0.010)
+    assert clock.end(launched(100.020)) == pytest.approx(0.010)
 
 
 def test_a_launch_waits_as_long_as_the_device_is_surely_busy(now: list[float]) -> None:
     clock = StepClock()
-    assert clock.time_to_launch_s(launched_s=100.0) == 0, "nothing is known of steps yet"
+    assert clock.time_to_launch_s(launched(100.0)) == 0, "nothing is known of steps yet"
     now[0] = 100.010
-    clock.end(launched_s=100.0)
-    assert clock.time_to_launch_s(launched_s=100.001) == pytest.approx(0.008)
+    clock.end(launched(100.0))
+    assert clock.time_to_launch_s(launched(100.001)) == pytest.approx(0.008)
     now[0] = 100.0185
-    assert clock.time_to_launch_s(launched_s=100.001) == 0
+    assert clock.time_to_launch_s(launched(100.001)) == 0
 
 
 def test_short_steps_are_forgotten_slowly(now: list[float]) -> None:
     clock = StepClock()
-    for duration_s, _ in ((0.004, 0), *((0.008, n) for n in range(10))):
-        launched_s = now[0]
-        now[0] += duration_s
-        clock.end(launched_s)
-    assert 0.002 < clock.time_to_launch_s(launched_s=now[0]) < 0.003
+    run(clock, now, 0.004)
+    for _ in range(10):
+        run(clock, now, 0.008)
+    assert 0.002 < clock.time_to_launch_s(launched(now[0])) < 0.003
     for _ in range(40):
-        launched_s = now[0]
-        now[0] += 0.008
-        clock.end(launched_s)
-    assert clock.time_to_launch_s(launched_s=now[0]) == pytest.approx(0.006)
+        run(clock, now, 0.008)
+    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.006)
+
+
+def test_a_launch_waits_longer_behind_a_prefill_than_behind_decodes(now: list[float]) -> None:
+    clock = StepClock()
+    run(clock, now, 0.007)
+    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.005), "none is known: as the shortest"
+    run(clock, now, 0.015, PREFILL)
+    run(clock, now, 0.007)
+    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.013)
+    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.005)
+    forecast = clock.forecast(launched(now[0], PREFILL))
+    assert (forecast.starts_in_s, forecast.lasts_s) == pytest.approx((0.015, 0.007))
+    run(clock, now, 0.010, PREFILL)
+    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.008), "as short as any of its kind"
+
+
+def test_an_idle_device_begins_at_once(now: list[float]) -> None:
+    clock = StepClock()
+    assert clock.forecast(None).starts_in_s == 0.0 == clock.forecast(launched(100.0)).starts_in_s
