@@ -204,7 +204,7 @@ class _Moody:
         return copy_or_fail
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])
 @pytest.mark.parametrize("device", ["cpu", "overlapped", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_random_histories(
     make_engine: Callable[..., Engine],

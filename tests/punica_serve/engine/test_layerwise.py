@@ -149,7 +149,7 @@ def test_decodes_do_not_wait_for_a_strangers_layers(
 ) -> None:
     """The link is so slow that the copy would hold a step for seconds."""
     monkeypatch.setattr(CopyForecast, "record_rate", lambda forecast, *_: setattr(forecast, "_rate", 1e3))
-    running, cold = cold_request("running", refs[0], max_tokens=200), cold_request("cold", refs[1])
+    running, cold = cold_request("running", refs[0], max_tokens=80), cold_request("cold", refs[1])
     engine = make()
     engine.prefetch_to_host(refs[1])
     while refs[1].digest not in engine.host_cache:
