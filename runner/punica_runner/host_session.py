@@ -16,7 +16,7 @@ from punica_runner.host_disk import HostDisk
 from punica_serve.engine.ranks.host_ranks import HostRanks
 from punica_serve.engine.ranks.message_ring import RingStuck
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
-from punica_serve.engine.ranks.rank_messages import ForgetAdapter, ReadAdapter, StopRank
+from punica_serve.engine.ranks.rank_messages import ForgetAdapter, RankPing, RankPong, ReadAdapter, StopRank
 from punica_serve.engine.ranks.ring_frames import command_frame, read_host_frame
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter
@@ -61,11 +61,14 @@ class HostSession:
         self._answers.shutdown()
 
     def _take(self, frame: bytes) -> None:
-        """Raises ProtocolError and RingStuck."""
+        """Raises LinkEnded, ProtocolError and RingStuck."""
         message = read_host_frame(frame)
         match message:
             case FetchAdapter():
                 self._loop.call_soon_threadsafe(self._disk.fetch, message.adapter, self._answer)
+                return
+            case RankPing():
+                self._link.send(RankPong(message.number))
                 return
             case ReadAdapter():
                 frame = command_frame(ReadAdapter(self._located(message.adapter)))
@@ -83,8 +86,8 @@ class HostSession:
 
     def _tell(self, fetched: AdapterFetched) -> None:
         if fetched.folder is not None:
+            self._folders.pop(fetched.digest, None)  # so that it is the newest
             self._folders[fetched.digest] = fetched.folder
-            self._folders.move_to_end(fetched.digest)
             if len(self._folders) > _MAX_FOLDERS:
                 self._folders.popitem(last=False)
         with suppress(LinkEnded):  # of which ``run`` tells

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 #: From a hello to its answer.
 _ANSWER_TIMEOUT_S = 10.0
 #: A leader that restarts is back within seconds; one that stays away must not be flooded with dials.
-_FIRST_WAIT_S, _HIGHEST_WAIT_S = 0.2, 5.0
+_FIRST_WAIT_S, _HIGHEST_WAIT_S = 0.2, 2.0
 #: Settings that name files, which each host has where it has them.
 _FILES = ("model", "tokenizer", "attention_times", "exchange_times")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from importlib.resources import files
@@ -15,7 +16,7 @@ from host_group import FOLLOWERS, LEADER, HostGroup, on_two_hosts
 from process_tree import alive
 from punica_serve import LLM, SamplingParams
 from s3_server import BUCKET, serve_s3
-from up_cluster import CONFIGS, Stream
+from up_cluster import CONFIGS, Stream, wait_until
 from waits import DEADLINE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -45,10 +46,24 @@ async def _serve_through(cluster: HostGroup, end: Callable[[], None], expected: 
             request = {"prompt": f"{40 + seed}", "lora_id": _LORA_IDS[seed], "seed": seed, **shared}
             tasks.create_task(cluster.stream(request, stream))
         await until(lambda: any(stream.token_ids for stream in streams), describe=cluster.logs)
-        end()
+        await asyncio.to_thread(end)
     assert [stream.token_ids for stream in streams] == expected
     await until(lambda: not alive(before), describe=cluster.logs)
     await until(lambda: cluster.num_gpus() == 1, describe=cluster.logs)
+
+
+def _own_bytes(folder: Path, name: str) -> Path:
+    """A copy of a demo adapter with another digest than the config's."""
+    made = folder / name
+    shutil.copytree(Path(str(files("punica_serve.demo"))) / "adapters" / name, made)
+    config = made / "adapter_config.json"
+    config.write_text(config.read_text() + "\n\n")  # nothing to JSON
+    return made
+
+
+def _on_disk(folder: Path, host: int) -> set[str]:
+    """Digests of the adapters on a host's disk."""
+    return {path.name for path in (folder / f"host{host}/data/cache").iterdir()}
 
 
 async def test_it_serves_what_one_device_does_whatever_ends(tmp_path: Path) -> None:
@@ -61,6 +76,13 @@ async def test_it_serves_what_one_device_does_whatever_ends(tmp_path: Path) -> N
         def end_rank(number: int) -> None:
             os.kill(cluster.processes_of(1, FOLLOWERS)[0], number)
 
+        def freeze_host() -> None:
+            """Its rank lives, and gets nothing any more."""
+            child = cluster.children["host1"]
+            child.send_signal(signal.SIGSTOP)
+            wait_until(lambda: not cluster.processes_of(1, FOLLOWERS), cluster.logs)
+            child.send_signal(signal.SIGCONT)
+
         def end_host() -> None:
             cluster.children["host1"].kill()
             cluster.children["host1"].wait(DEADLINE_S)
@@ -70,6 +92,7 @@ async def test_it_serves_what_one_device_does_whatever_ends(tmp_path: Path) -> N
             lambda: end_rank(signal.SIGKILL),
             lambda: end_rank(signal.SIGSTOP),
             lambda: os.kill(cluster.processes_of(0, LEADER)[0], signal.SIGKILL),
+            freeze_host,
             end_host,
         ):
             await _serve_through(cluster, end, expected)
@@ -83,7 +106,7 @@ async def test_both_hosts_fetch_adapters_from_the_store(tmp_path: Path) -> None:
             async with httpx.AsyncClient(base_url=cluster.url, timeout=DEADLINE_S, trust_env=False) as http:
                 digests = {}
                 for name in _ANSWERS:
-                    folder = Path(str(files("punica_serve.demo"))) / "adapters" / name
+                    folder = _own_bytes(tmp_path, name)
                     answer = await http.post("/v1/adapters", json={"name": f"own-{name}", "uri": str(folder)})
                     assert answer.is_success, answer.text
                     digests[name] = answer.json()["digest"]
@@ -93,5 +116,7 @@ async def test_both_hosts_fetch_adapters_from_the_store(tmp_path: Path) -> None:
                         answer = await http.post("/v1/completions", json=body)
                         assert answer.is_success, answer.text + cluster.logs()
                         assert answer.json()["choices"][0]["text"].strip() == text
-                on_disk = [{path.name for path in (tmp_path / f"host{host}/data/cache").iterdir()} for host in (0, 1)]
-                assert all(set(digests.values()) <= names for names in on_disk), on_disk
+                assert all(set(digests.values()) <= _on_disk(tmp_path, host) for host in (0, 1))
+                answer = await http.delete("/v1/adapters/own-hex")
+                assert answer.is_success, answer.text
+                await until(lambda: not any(digests["hex"] in _on_disk(tmp_path, host) for host in (0, 1)))

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ FOLLOWERS, LEADER = "punica_serve.engine.rank_main", "punica_runner.worker"
 class HostGroup(UpCluster):
     """The processes of a cluster whose only worker has a device on each of two hosts."""
 
-    def __init__(self, folder: Path, frontend_port: int) -> None:
+    def __init__(self, folder: Path, frontend_port: int, environments: Sequence[Mapping[str, str]]) -> None:
+        """``environments``: what each host has beside this process's."""
         self._folder = folder
+        self._environments = environments
         self._frontend_port = frontend_port
         self.num_workers = 1
         #: By role: scheduler, frontend, host 0 and host 1.
@@ -38,7 +40,7 @@ class HostGroup(UpCluster):
         folder = self._folder / f"host{host}"
         command = [sys.executable, "-P", "-m", "punica_serve.cli", *arguments, "--config", "cluster.yaml"]
         with (self._folder / f"{name}.log").open("ab") as log:
-            environment = {**os.environ, TOKEN_ENV: "token"}
+            environment = {**os.environ, **self._environments[host], TOKEN_ENV: "token"}
             child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
         self.children[name] = child
 
@@ -55,12 +57,17 @@ class HostGroup(UpCluster):
     def logs(self) -> str:
         return "\n".join(f"{log.name}:\n{log.read_text()}" for log in sorted(self._folder.glob("*.log")))
 
-    def await_ready(self) -> None:
-        wait_until(lambda: self.num_gpus() == 1, self.logs)
+    def await_ready(self, timeout_s: float) -> None:
+        wait_until(lambda: self.num_gpus() == 1, self.logs, timeout_s)
 
 
 @contextmanager
-def on_two_hosts(folder: Path, **settings: Any) -> Iterator[HostGroup]:
+def on_two_hosts(
+    folder: Path,
+    environments: Sequence[Mapping[str, str]] = ({}, {}),
+    ready_timeout_s: float = TIMEOUT_S,
+    **settings: Any,
+) -> Iterator[HostGroup]:
     """The demo on a group of two CPUs, one of each host. ``settings``: of its config, by section.
 
     On the way out it is stopped, and leaves nothing behind.
@@ -75,14 +82,14 @@ def on_two_hosts(folder: Path, **settings: Any) -> Iterator[HostGroup]:
         (folder / f"host{host}").mkdir()
         own = {**config, "data_folder": f"{folder}/host{host}/data"}
         (folder / f"host{host}" / "cluster.yaml").write_text(yaml.safe_dump(own))
-    cluster = HostGroup(folder, frontend)
+    cluster = HostGroup(folder, frontend, environments)
     with ExitStack() as stack:
         stack.callback(_stop, cluster)
         cluster.start("scheduler", 0, "scheduler")
         cluster.start("frontend", 0, "frontend")
         for host in (1, 0):
             cluster.start_runner(host)
-        cluster.await_ready()
+        cluster.await_ready(ready_timeout_s)
         yield cluster
 
 

@@ -201,6 +201,13 @@ def test_the_bytes_of_a_rank_are_told(cli: Cli, write_config: WriteConfig) -> No
     )
 
 
+def test_hosts_of_a_group_are_told(cli: Cli, write_config: WriteConfig) -> None:
+    runner = {"hosts": 2, "rendezvous": "10.0.0.1:29500"}
+    exit_code, stdout, _ = cli("config", "check", str(write_config(runner=runner)))
+    assert exit_code == 0
+    assert "group of 2 on 2 hosts, whose exchanges are NCCL's or gloo's: each rank has " in stdout
+
+
 @pytest.mark.parametrize(("cold_start", "is_told"), [("auto", True), ("layerwise", False)])
 def test_a_group_that_divides_a_is_told_to_go_without_cpu_processes(
     cli: Cli, write_config: WriteConfig, cold_start: str, is_told: bool

@@ -4,6 +4,7 @@ Each connection begins with what it is for: a host's own, or that of one of its 
 and speaks as a rank on the leader's host does. To a host go the frames of the ring, and messages among them.
 """
 
+from punica_serve.engine.ranks.rank_messages import RankPing, RankPong
 from punica_serve.protocol import AdapterFetched, FetchAdapter, Refused
 from punica_serve.protocol.base import Message
 
@@ -30,7 +31,7 @@ class RankArrival(Message, frozen=True):
 FirstMessage = HostHello | RankArrival
 
 #: What follows on a host's own.
-HostToLeader = AdapterFetched
+HostToLeader = AdapterFetched | RankPong
 
 # ------------------------------------------------------------------ leader -> host
 
@@ -48,4 +49,4 @@ class HostWelcome(Message, frozen=True):
 #: The first answer.
 HelloAnswer = HostWelcome | Refused
 #: What may come among the frames of the ring.
-LeaderToHost = FetchAdapter
+LeaderToHost = FetchAdapter | RankPing

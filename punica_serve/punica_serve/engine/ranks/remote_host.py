@@ -1,27 +1,35 @@
 """Another host of a group, as the leader sees it: its ranks, the frames that go there, and adapters' files there.
 
 One thread sends what the ring brings, so that a slow network holds the step loop up no more than a slow reader of the
-ring does; another receives.
+ring does; another receives. Pings tell whether the host passes frames on: its ranks answer pings of their own, also
+while nothing comes from it.
 """
 
 import logging
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from punica_serve.engine.ranks.doorbell import Doorbell
+from punica_serve.engine.ranks.host_messages import HostToLeader
 from punica_serve.engine.ranks.message_ring import RingReader, RingStuck
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
+from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.rank_messages import RankPing, RankPong
 from punica_serve.engine.ranks.remote_rank import RemoteRank
 from punica_serve.engine.ranks.ring_frames import host_frame
 from punica_serve.errors import AdapterRejected, ProtocolError, StoreUnavailable
+from punica_serve.process.stall_detector import StallDetector
 from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter
 
 log = logging.getLogger(__name__)
 
 #: The longest sleep of a thread: a safeguard only, since whatever comes wakes it.
 _SLEEP_S = 1.0
+#: Pings within the silence timeout.
+_NUM_PINGS = 5
 #: Longest wait for a thread's end.
 _JOIN_S = 5.0
 
@@ -30,13 +38,23 @@ class RemoteHost:
     """Made before it joins."""
 
     def __init__(
-        self, number: int, devices: Sequence[str], first_rank: int, reader: tuple[RingReader, Doorbell]
+        self,
+        number: int,
+        devices: Sequence[str],
+        first_rank: int,
+        reader: tuple[RingReader, Doorbell],
+        silence_timeout_s: float,
     ) -> None:
         """``devices``: as that host calls them. ``reader``: of the leader's ring, for this host."""
         self.number = number
         self.devices = tuple(devices)
         self.ranks = [RemoteRank(first_rank + i, f"{number}/{device}") for i, device in enumerate(devices)]
         self._ring, self._bell = reader
+        self._silence_timeout_s = silence_timeout_s
+        self._num_pings, self._next_ping_s = 0, 0.0
+        #: The newest answer to a ping; None: none yet, since the host may be starting its ranks.
+        self._pong: int | None = None
+        self._stall = StallDetector(0, _NUM_PINGS - 1)
         self._link: RankLink | None = None
         self._is_over = threading.Event()
         self._asked: queue.SimpleQueue[FetchAdapter] = queue.SimpleQueue()
@@ -104,24 +122,34 @@ class RemoteHost:
         try:
             while not self._is_over.is_set():
                 if (frame := self._next_frame()) is None:
-                    self._bell.wait(_SLEEP_S)
+                    self._bell.wait(min(_SLEEP_S, max(0.0, self._next_ping_s - time.monotonic())))
                 else:
                     self._link.send_frame(frame)
-        except (LinkEnded, RingStuck) as error:
+        except (LinkEnded, RingStuck, RankLost) as error:
             self._lose(str(error) or "its connection has ended")
 
     def _next_frame(self) -> bytes | None:
+        """Raises RankLost for a host that answers no pings."""
+        if (now_s := time.monotonic()) >= self._next_ping_s:
+            self._next_ping_s = now_s + self._silence_timeout_s / _NUM_PINGS
+            return host_frame(self._ping())
         try:
             return host_frame(self._asked.get_nowait())
         except queue.Empty:
             return self._ring.read()
+
+    def _ping(self) -> RankPing:
+        if self._pong is not None and self._stall.observe(self._pong):
+            raise RankLost(f"it has answered no ping for {self._silence_timeout_s:g} s")
+        self._num_pings += 1
+        return RankPing(self._num_pings)
 
     def _receive(self) -> None:
         assert self._link is not None
         try:
             while not self._is_over.is_set():
                 if self._link.await_message(_SLEEP_S):
-                    self._end_fetch(self._link.receive())
+                    self._take(self._link.receive())
         except (LinkEnded, ProtocolError) as error:
             self._lose(str(error) or "its connection has ended")
 
@@ -129,6 +157,12 @@ class RemoteHost:
         if not self._is_over.is_set():
             log.warning("host %d has left the group: %s", self.number, reason)
         self.leave()
+
+    def _take(self, message: HostToLeader) -> None:
+        if isinstance(message, RankPong):
+            self._pong = message.number
+        else:
+            self._end_fetch(message)
 
     def _end_fetch(self, message: AdapterFetched) -> None:
         with self._lock:

@@ -49,7 +49,7 @@ class RemoteHosts:
         self._num_ranks = len(devices)
         self._rendezvous = rendezvous
         self._silence_timeout_s = silence_timeout_s
-        self.hosts = _hosts(devices, ring, first_reader)
+        self.hosts = _hosts(devices, ring, first_reader, silence_timeout_s)
         self._socket = listen(rendezvous)
         self._thread = threading.Thread(target=self._accept_all, name="rendezvous", daemon=True)
         self._thread.start()
@@ -162,13 +162,13 @@ def host_version() -> str:
     return ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
 
 
-def _hosts(devices: Sequence[str], ring: RankRing, first_reader: int) -> list[RemoteHost]:
+def _hosts(devices: Sequence[str], ring: RankRing, first_reader: int, silence_timeout_s: float) -> list[RemoteHost]:
     places = [(index, *place_of(device)) for index, device in enumerate(devices)]
     hosts = []
     for number in range(1, max(host for _, host, _ in places) + 1):
         own = [(index, device) for index, host, device in places if host == number]
         reader = ring.reader(first_reader + number - 1)
-        hosts.append(RemoteHost(number, [device for _, device in own], own[0][0], reader))
+        hosts.append(RemoteHost(number, [device for _, device in own], own[0][0], reader, silence_timeout_s))
     return hosts
 
 

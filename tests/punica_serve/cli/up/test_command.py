@@ -67,6 +67,12 @@ def test_a_gpu_for_several_runners(cli: Cli, write_config: WriteConfig) -> None:
     )
 
 
+def test_a_group_over_several_hosts(cli: Cli, write_config: WriteConfig) -> None:
+    config = write_config(runner={"hosts": 2, "rendezvous": "10.0.0.1:29500"})
+    for options in ((), ("--ray",)):
+        assert_refused(cli("up", "--config", str(config), *options), "`runner.hosts` is 2, and `up` runs on one")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine with a GPU there is nothing to say")
 def test_a_gpu_that_this_machine_lacks(cli: Cli, write_config: WriteConfig) -> None:
     config = write_config(runner={"devices": ["cpu", "cuda:0"]})

@@ -13,7 +13,7 @@ from punica_serve.engine.ranks.host_connection import dial
 from punica_serve.engine.ranks.host_messages import HelloAnswer, HostHello, HostWelcome, RankArrival
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
 from punica_serve.engine.ranks.rank_loss import RankLost
-from punica_serve.engine.ranks.rank_messages import LeaderToRank, RankHello, RankPing
+from punica_serve.engine.ranks.rank_messages import LeaderToRank, RankHello, RankPing, RankPong
 from punica_serve.engine.ranks.rank_ring import RankRing
 from punica_serve.engine.ranks.remote_hosts import RemoteHosts, host_version
 from punica_serve.engine.ranks.ring_frames import read_host_frame
@@ -55,8 +55,14 @@ def leader() -> Iterator[_Leader]:
 
 
 def _frame(link: RankLink) -> bytes:
-    assert link.await_message(_DEADLINE_S)
-    return link.receive_frame()
+    """The next frame that is no ping, which is answered."""
+    while True:
+        assert link.await_message(_DEADLINE_S)
+        frame = link.receive_frame()
+        ping = read_host_frame(frame) if frame.startswith(b"host") else None
+        if not isinstance(ping, RankPing):
+            return frame
+        link.send(RankPong(ping.number))
 
 
 def test_a_host_is_told_which_ranks_to_start_and_gets_all_frames(leader: _Leader) -> None:
@@ -137,6 +143,23 @@ def test_a_host_that_leaves_takes_its_ranks_along(leader: _Leader) -> None:
     with pytest.raises(StoreUnavailable):
         leader.hosts.fetch(_REF)[0].result(_DEADLINE_S)
     theirs.close()
+
+
+def test_a_host_that_answers_no_more_pings_has_left() -> None:
+    """It may be long in starting its ranks before the first answer. Its ranks may still answer theirs."""
+    rendezvous, ring = Rendezvous("127.0.0.1", free_port(), b"token"), RankRing(2)
+    hosts = RemoteHosts(EngineConfig(model=Path("model")), _DEVICES, rendezvous, 0.2, ring, 1)
+    leader = _Leader(rendezvous, ring, hosts)
+    link = leader.joined()
+    for _ in range(10):
+        number = read_host_frame(link.receive_frame())
+    assert number == RankPing(10)
+    link.send(RankPong(10))
+    with pytest.raises(RankLost, match=r"rank 2 \(1/cpu\) is lost: host 1 has left the group"):
+        hosts.ranks[0].joined.result(_DEADLINE_S)
+    link.close()
+    hosts.close()
+    ring.close()
 
 
 def test_adapters_files_are_fetched_there(leader: _Leader) -> None:
