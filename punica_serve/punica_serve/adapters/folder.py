@@ -32,6 +32,7 @@ from punica_serve.adapters.targets import lora_targets
 from punica_serve.adapters.text_tensors import TextTensors, text_tensors
 from punica_serve.adapters.unsupported_weights import refuse_unsupported_weights
 from punica_serve.adapters.weights_scan import ScannedTensor, scan_weights
+from punica_serve.base_model.base_name import is_other_base
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.errors.plain_files import open_plain
@@ -222,15 +223,8 @@ def _check_base_class(config: PeftConfig, model: ModelConfig) -> None:
         raise AdapterRejected(f"`auto_mapping` {reason}; {advice}", param="auto_mapping")
 
 
-def _has_other_base_name(config: PeftConfig, model: ModelConfig) -> bool:
-    """Compares base model names by their last parts. Only shapes decide whether an adapter fits; the name, a path or
-    Hub id, is a hint.
-    """
-    return PurePath(config.base_model_name_or_path or "").name != PurePath(model.name).name
-
-
 def _check_base_name(config: PeftConfig, model: ModelConfig) -> None:
-    if _has_other_base_name(config, model):
+    if is_other_base(config.base_model_name_or_path, model.name):
         raise AdapterRejected(
             f"`base_model_name_or_path` is {config.base_model_name_or_path!r}, but the base model is {model.name!r};"
             " unset `strict_base` to serve the adapter anyway",
@@ -239,7 +233,7 @@ def _check_base_name(config: PeftConfig, model: ModelConfig) -> None:
 
 
 def _warn_of_base_name(called: str, config: PeftConfig, model: ModelConfig) -> None:
-    if config.base_model_name_or_path and _has_other_base_name(config, model):
+    if config.base_model_name_or_path and is_other_base(config.base_model_name_or_path, model.name):
         told = "adapter %s: `base_model_name_or_path` is %r, and the base model is %r; `strict_base: true` refuses such"
         logger.warning(told, called, config.base_model_name_or_path, model.name)
 

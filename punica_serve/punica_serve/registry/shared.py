@@ -53,6 +53,7 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
         },
         rejected={name: result for name, result in results.items() if isinstance(result, AdapterRejected)},
         base=served_base(config.engine.served_name, model),
+        strict_name=model.name if config.strict_base else None,
     )
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TypeVar
 
+from punica_serve.base_model.base_name import is_other_base
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.names import (
@@ -39,6 +40,8 @@ class SharedAdapters:
     rejected: Mapping[str, AdapterRejected] = field(default_factory=dict)
     #: None in a process that serves nothing.
     base: ServedBase | None = None
+    #: With ``strict_base``: the base model's own name, which the configuration of each adapter must have.
+    strict_name: str | None = None
 
     def has(self, tenant_id: str, name: str) -> bool:
         return tenant_id == SHARED_TENANT and (name in self.versions or name in self.rejected)
@@ -113,20 +116,35 @@ class RegistrySnapshot:
 
     def serves(self, adapter: AdapterVersion) -> bool:
         """Whether the adapter fits this service's base model, as far as is known: another service's may be listed."""
-        base, others = self.shared.base, adapter.registered_for
-        return base is None or others is None or others.shape == base.shape
+        return self._has_shape(adapter) and self._has_name(adapter)
 
     def check_served(self, adapter: AdapterVersion) -> None:
         """Raises AdapterRejected for an adapter of another service's base model, with both models' names."""
-        if self.serves(adapter):
-            return
-        assert self.shared.base and adapter.registered_for
-        ours, theirs = self.shared.base.name, adapter.registered_for.name
-        raise AdapterRejected(
-            f"adapter {adapter.full_name!r} was registered for the base model {theirs!r}, and this service's is"
-            f" {ours!r}, of another shape; ask the service of {theirs!r}, or register an adapter of {ours!r} here",
-            param="lora_id",
-        )
+        if not self._has_shape(adapter):
+            assert self.shared.base and adapter.registered_for
+            ours, theirs = self.shared.base.name, adapter.registered_for.name
+            raise AdapterRejected(
+                f"adapter {adapter.full_name!r} was registered for the base model {theirs!r}, and this service's is"
+                f" {ours!r}, of another shape; ask the service of {theirs!r}, or register an adapter of {ours!r} here",
+                param="lora_id",
+            )
+        if not self._has_name(adapter):
+            raise AdapterRejected(
+                f"the `base_model_name_or_path` of adapter {adapter.full_name!r} is {adapter.base_model!r}, and this"
+                f" service's base model is {self.shared.strict_name!r}; ask a service of the adapter's base model, or"
+                " unset `strict_base`",
+                param="lora_id",
+            )
+
+    def _has_shape(self, adapter: AdapterVersion) -> bool:
+        """Whether it was registered for a base model of this shape, or nobody knows for which."""
+        base, others = self.shared.base, adapter.registered_for
+        return base is None or others is None or others.shape == base.shape
+
+    def _has_name(self, adapter: AdapterVersion) -> bool:
+        """Whether it names this base model, where it must. Those of the config file were checked as they were read."""
+        name = self.shared.strict_name
+        return name is None or adapter.tenant_id == SHARED_TENANT or not is_other_base(adapter.base_model, name)
 
     def adapters(self, caller_id: str, *, is_admin: bool = False) -> tuple[AdapterVersion, ...]:
         """All adapters that the caller may use: the config file's first, then by full name."""

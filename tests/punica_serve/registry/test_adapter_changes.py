@@ -340,3 +340,19 @@ async def test_a_base_model_of_another_name_and_the_same_shape_has_the_same_adap
     other = await open_registry(shared=SharedAdapters(base=ServedBase("v2", "shape")))
     version = await one.register("default", "x", ref_of("a"), by="me")
     assert (await other.refresh()).serves(version)
+
+
+@pytest.mark.parametrize(("named", "is_served"), [("hub/llama-instruct", True), ("hub/llama", False), (None, False)])
+async def test_a_strict_service_serves_what_names_its_base_model_alone(
+    open_registry: OpenRegistry, named: str | None, is_served: bool
+) -> None:
+    """Wherever it was registered: by a service of another base model of the same shape, which let it in."""
+    base = await open_registry(shared=SharedAdapters(base=ServedBase("llama", "shape")))
+    strict = SharedAdapters(base=ServedBase("instruct", "shape"), strict_name="/models/llama-instruct")
+    instruct = await open_registry(shared=strict)
+    version = await base.register("default", "x", ref_of("a"), by="me", base_model=named)
+    snapshot = await instruct.refresh()
+    assert snapshot.serves(version) == is_served and base.snapshot.serves(version)
+    if not is_served:
+        with pytest.raises(AdapterRejected, match=r"`base_model_name_or_path` of adapter .* and this service's base"):
+            snapshot.check_served(version)

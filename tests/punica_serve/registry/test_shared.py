@@ -86,7 +86,9 @@ def test_one_trained_on_another_base_is_refused_where_that_is_strict(
     config_file = folders["hex"] / "adapter_config.json"
     config_file.write_text(config_file.read_text().replace(model.name, "another"))
     assert not shared_adapters(config_of(folders), model).rejected
-    rejected = shared_adapters(config_of(folders, strict_base=True), model).rejected
+    strict = shared_adapters(config_of(folders, strict_base=True), model)
+    assert strict.strict_name == model.name
+    rejected = strict.rejected
     assert rejected["hex"].param == "base_model_name_or_path"
 
 
