@@ -122,9 +122,15 @@ def empty_registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def registry(shared: SharedAdapters, empty_registry: Path, tmp_path: Path) -> AsyncIterator[Registry]:
+def first_registry(empty_registry: Path) -> Path:
+    """The database that a test begins with a copy of."""
+    return empty_registry
+
+
+@pytest.fixture
+async def registry(shared: SharedAdapters, first_registry: Path, tmp_path: Path) -> AsyncIterator[Registry]:
     file = tmp_path / "registry.db"
-    shutil.copy(empty_registry, file)
+    shutil.copy(first_registry, file)
     registry = Registry(Database(sqlite_url(file), deadline_s=60.0), shared, time.time)
     await registry.refresh()
     yield registry

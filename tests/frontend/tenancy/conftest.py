@@ -1,12 +1,17 @@
 """An application that wants keys, two tenants with an adapter each, and keys of them and of an administrator."""
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from punica_frontend.tenancy.authenticator import AuthMode
+from punica_serve.config.registry_section import sqlite_url
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.registry import Registry
 from tenant_keys import ClientOf, Keys
@@ -17,8 +22,24 @@ def auth_mode() -> AuthMode:
     return "keys"
 
 
-@pytest.fixture
-async def keys(registry: Registry) -> Keys:
+class KeyedRegistry(NamedTuple):
+    """A database with both tenants, and the secrets of its keys."""
+
+    file: Path
+    admin: str
+    acme: str
+    bolt: str
+
+
+@pytest.fixture(scope="session")
+def keyed_registry(empty_registry: Path, tmp_path_factory: pytest.TempPathFactory) -> KeyedRegistry:
+    """To copy: each of its changes takes as long as many a test."""
+    file = Path(shutil.copy(empty_registry, tmp_path_factory.mktemp("keyed") / "registry.db"))
+    return KeyedRegistry(file, *asyncio.run(_make_keys(file)))
+
+
+async def _make_keys(file: Path) -> tuple[str, str, str]:
+    registry = await Registry.open(sqlite_url(file), deadline_s=60.0)
     secrets = []
     for tenant, adapter in (("acme", "latin"), ("bolt", "greek")):
         tenant_id = (await registry.put_tenant(tenant, quota=TenantQuota(), by="the test")).tenant_id
@@ -28,7 +49,22 @@ async def keys(registry: Registry) -> Keys:
         )
         secrets.append((await registry.make_key(tenant, "user", "", None, by="the test"))[1])
     admin = (await registry.make_key("default", "admin", "", None, by="the test"))[1]
-    return Keys(registry, admin, *secrets)
+    await registry.close()
+    return admin, secrets[0], secrets[1]
+
+
+@pytest.fixture
+def first_registry(request: pytest.FixtureRequest, empty_registry: Path) -> Path:
+    if "keys" not in request.fixturenames:
+        return empty_registry
+    keyed: KeyedRegistry = request.getfixturevalue("keyed_registry")
+    return keyed.file
+
+
+@pytest.fixture
+def keys(registry: Registry, keyed_registry: KeyedRegistry) -> Keys:
+    _, *secrets = keyed_registry
+    return Keys(registry, *secrets)
 
 
 @pytest.fixture
