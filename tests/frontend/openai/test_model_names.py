@@ -77,3 +77,23 @@ class TestAdaptersOfThatName:
         answer = await client.post("/v1/completions", json={"model": "dummy", "prompt": "4"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
         assert not cluster.requests
+
+
+_TWICE = (
+    '{"model": "numbers", "model": "nobody", "op": "generate", "format": "openai", "request_id": "a", "prompt": "4"}'
+)
+
+
+async def test_of_two_models_the_last_counts_over_http(client: httpx.AsyncClient) -> None:
+    """Where a proxy read the first, the caller still gets no other model than the frontend checks."""
+    body = _TWICE.replace('"op": "generate", "format": "openai", "request_id": "a", ', "")
+    headers = {"content-type": "application/json"}
+    answer = await client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 404 and "'nobody'" in answer.json()["error"]["message"]
+
+
+async def test_of_two_models_the_last_counts_on_a_websocket(address: str) -> None:
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
+        await socket.send(_TWICE)
+        frame = json.loads(await socket.recv())
+    assert "'nobody'" in frame["error"]["message"]
