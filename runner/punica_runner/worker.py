@@ -24,6 +24,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous
+from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.process.run import cluster_token
@@ -48,7 +49,8 @@ def main() -> None:
     except (ModelRejected, ConfigError) as error:
         _fail(pipe, error, permanent=True)
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, RankLost):  # which says it all
+            traceback.print_exc()
         _fail(pipe, error, permanent=False)
 
 

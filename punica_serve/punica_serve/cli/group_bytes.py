@@ -41,6 +41,9 @@ def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
         f" ({_shown(undivided)} whole on every rank, {_shown(pool - undivided)} divided), and {token} of {whole_token}"
         " of KvCache a token"
     )
+    if hosts > 1:
+        encrypted = ", also with `tls`" if config.tls else ""
+        yield f"what the group's hosts send each other is not encrypted{encrypted}; its network must be trusted"
     if (heads := model.num_key_value_heads) < size:
         yield f"not divided by {size}: {counted(heads, 'key-value head')}, each on {size // heads} ranks"
     if engine.divides_lora and engine.uses_cpu_assist:

@@ -206,6 +206,7 @@ def test_hosts_of_a_group_are_told(cli: Cli, write_config: WriteConfig) -> None:
     exit_code, stdout, _ = cli("config", "check", str(write_config(runner=runner)))
     assert exit_code == 0
     assert "group of 2 on 2 hosts, whose exchanges are NCCL's or gloo's: each rank has " in stdout
+    assert "what the group's hosts send each other is not encrypted; its network must be trusted" in stdout
 
 
 @pytest.mark.parametrize(("cold_start", "is_told"), [("auto", True), ("layerwise", False)])

@@ -32,13 +32,22 @@ def listen(rendezvous: Rendezvous) -> socket.socket:
     """The leader's socket. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in rendezvous.host else socket.AF_INET
     try:
-        return socket.create_server((rendezvous.host, rendezvous.port), family=family, backlog=_BACKLOG)
+        sock = socket.create_server((rendezvous.host, rendezvous.port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"can't listen on {rendezvous}: {reason_of(error)}; set `runner.rendezvous` to a free port at an address"
             " of host 0, on which this runner must be",
             param="runner.rendezvous",
         ) from error
+    address = sock.getsockname()[0]
+    if address.startswith("127.") and rendezvous.host not in (address, "localhost"):
+        sock.close()
+        raise ConfigError(
+            f"{rendezvous.host} is {address} on this host, which other hosts can't reach; set `runner.rendezvous` to an"
+            " address of this host, such as 10.0.0.1:29500",
+            param="runner.rendezvous",
+        )
+    return sock
 
 
 def accept(sock: socket.socket, key: bytes, silence_timeout_s: float) -> TcpConnection:

@@ -37,3 +37,4 @@ def test_requests_behind_windows_need_the_pages_of_a_window(tmp_path: Path) -> N
 
 def test_a_cpu_keeps_the_size_that_the_profile_allows() -> None:
     assert largest_that_fits(CONFIG, ["cpu"]) == 256
+    assert largest_that_fits(CONFIG, ["cpu", "1/cpu"]) == 256

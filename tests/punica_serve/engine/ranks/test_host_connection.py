@@ -77,6 +77,13 @@ def test_an_address_of_another_host_is_told() -> None:
         listen(Rendezvous("192.0.2.1", 29500, b""))
 
 
+def test_a_name_that_means_this_host_alone_is_told() -> None:
+    """As /etc/hosts often has it for a host's own name."""
+    with pytest.raises(ConfigError, match=r"127\.1 is 127\.0\.0\.1 on this host, which other hosts can't reach"):
+        listen(Rendezvous("127.1", 0, b""))
+    listen(Rendezvous("localhost", 0, b"")).close()
+
+
 def test_a_token_is_in_no_message() -> None:
     assert "secret" not in repr(Rendezvous.of("10.0.0.1:29500", "secret"))
     assert str(Rendezvous.of("[fd00::1]:29500", "secret")) == "[fd00::1]:29500"
