@@ -29,7 +29,7 @@ from punica_serve.engine.ranks.rank_messages import (
     ForgetAdapter,
     FreeAdapter,
     Introduce,
-    RankBooks,
+    RankAudit,
     RankCommand,
     ReadAdapter,
     SlowCopies,
@@ -127,8 +127,8 @@ class RankEngine:
             case SlowCopies():
                 self._lora_pool.copies_per_page = command.factor
             case AuditRank():
-                books = RankBooks(self._steps.known, self._copies.pages_by_digest, self._launches.newest_ns)
-                self._reply(Done(command.number, books=books))
+                audit = RankAudit(self._steps.known, self._copies.pages_by_digest, self._launches.newest_ns)
+                self._reply(Done(command.number, audit=audit))
             case StopRank():
                 return False
         return True

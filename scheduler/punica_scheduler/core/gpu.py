@@ -286,8 +286,8 @@ class GpuRecord:
         self._update_room()
 
     def _update_room(self) -> None:
-        free_by_book, free_by_need = self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed
-        self.num_room_pages = free_by_book if free_by_book < free_by_need else free_by_need
+        free_by_account, free_by_need = self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed
+        self.num_room_pages = free_by_account if free_by_account < free_by_need else free_by_need
         self.room = self.page_rule.longest(self.num_room_pages)
 
     def check_invariants(self) -> None:

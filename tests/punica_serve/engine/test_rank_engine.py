@@ -17,7 +17,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.engine_parts import EngineParts, alone
 from punica_serve.engine.host_tiers import open_early
 from punica_serve.engine.rank_engine import RankEngine
-from punica_serve.engine.ranks.rank_messages import AuditRank, CopyAdapter, Done, Introduce, RankBooks, StopRank
+from punica_serve.engine.ranks.rank_messages import AuditRank, CopyAdapter, Done, Introduce, RankAudit, StopRank
 from punica_serve.engine.ranks.ring_frames import command_frame, read_frame, step_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
@@ -74,10 +74,10 @@ def _lead(
     assert num_preempted
     frames.put(command_frame(AuditRank(7)))
     done = replies.get(timeout=_DEADLINE_S)
-    assert done.books is not None
-    assert done.books.launches_ns
-    books = RankBooks(leader.encoder.known, engine._loader.adapters.pages_by_digest, done.books.launches_ns)
-    assert done == Done(7, books=books)
+    assert done.audit is not None
+    assert done.audit.launches_ns
+    audit = RankAudit(leader.encoder.known, engine._loader.adapters.pages_by_digest, done.audit.launches_ns)
+    assert done == Done(7, audit=audit)
     return answers
 
 

@@ -13,7 +13,7 @@ from punica_serve.engine.ranks.rank_messages import (
     CopyAdapter,
     ForgetAdapter,
     FreeAdapter,
-    RankBooks,
+    RankAudit,
     ReadAdapter,
 )
 from punica_serve.protocol import AdapterRef
@@ -39,7 +39,7 @@ class GroupAdapters:
             queued.add_done_callback(lambda ended: self._mark_queued(copy, ended))
         return copy
 
-    def _mark_queued(self, copy: GroupCopy, queued: "Future[list[RankBooks]]") -> None:
+    def _mark_queued(self, copy: GroupCopy, queued: "Future[list[RankAudit]]") -> None:
         """After an error no step waits for the copy, which itself ends with that error."""
         if copy_error(queued) is None:
             copy.mark_queued()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from punica_serve.engine.ranks.rank_loss import RankLost
-from punica_serve.engine.ranks.rank_messages import Done, RankBooks
+from punica_serve.engine.ranks.rank_messages import Done, RankAudit
 from punica_serve.errors import RequestFailed, StoreUnavailable
 from punica_serve.errors.invariants import require
 
@@ -21,8 +21,8 @@ class _Command:
     sent_s: float
     #: Ranks that have not ended it.
     waiting_for: set[str]
-    future: "Future[list[RankBooks]]" = field(default_factory=Future)
-    books: list[RankBooks] = field(default_factory=list)
+    future: "Future[list[RankAudit]]" = field(default_factory=Future)
+    audits: list[RankAudit] = field(default_factory=list)
     error: Exception | None = None
 
 
@@ -35,8 +35,8 @@ class PendingCommands:
         self._num_added = 0
         self._loss: Exception | None = None
 
-    def add(self, ranks: Iterable[str]) -> "tuple[int, Future[list[RankBooks]]]":
-        """The number of a new command, and its end: the ranks' books, if they sent any, or the first error."""
+    def add(self, ranks: Iterable[str]) -> "tuple[int, Future[list[RankAudit]]]":
+        """The number of a new command, and its end: the ranks' audits, if they sent any, or the first error."""
         with self._lock:
             self._num_added += 1
             command = _Command(self._num_added, time.monotonic(), set(ranks))
@@ -53,12 +53,12 @@ class PendingCommands:
             require(rank in command.waiting_for, f"{rank} has ended command {done.number} twice")
             command.waiting_for.remove(rank)
             command.error = command.error or _error_of(rank, done)
-            command.books += [done.books] if done.books else []
+            command.audits += [done.audit] if done.audit else []
             if command.waiting_for:
                 return
             del self._commands[done.number]
         if command.error is None:
-            command.future.set_result(command.books)
+            command.future.set_result(command.audits)
         else:
             command.future.set_exception(command.error)
 

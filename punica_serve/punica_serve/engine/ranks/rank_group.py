@@ -22,7 +22,7 @@ from punica_serve.engine.ranks.rank_messages import (
     Introduce,
     Pages,
     Proposal,
-    RankBooks,
+    RankAudit,
     RankHello,
     RankReady,
     RankWelcome,
@@ -115,25 +115,25 @@ class RankGroup:
         """Raises RankLost."""
         self._write(command_frame(command))
 
-    def call(self, command: Callable[[int], Message]) -> "Future[list[RankBooks]]":
+    def call(self, command: Callable[[int], Message]) -> "Future[list[RankAudit]]":
         """Sends the command that is made with a new number. The future ends when all ranks have done it.
 
-        It has their books, if they were asked for, or the first error.
+        It has their audits, if these were asked for, or the first error.
         """
         number, future = self._pending.add(rank.name for rank in self.ranks)
         self.send(command(number))
         return future
 
     def audit(self, adapters: dict[str, Pages]) -> None:
-        """Compares the accounts of all ranks with the leader's. Raises AssertionError, RankLost if a rank is gone."""
+        """Compares the ranks' page accounting with the leader's. Raises AssertionError, RankLost if a rank is gone."""
         sequences = self._encoder.known
-        for books in self._books():
-            require(books.sequences == sequences, "a rank knows other sequences, or other pages of them")
-            require(books.adapters == adapters, "a rank has other adapters, or other pages of them")
+        for audit in self._audits():
+            require(audit.sequences == sequences, "a rank knows other sequences, or other pages of them")
+            require(audit.adapters == adapters, "a rank has other adapters, or other pages of them")
 
     def launch_lags_us(self) -> Mapping[Phase, list[float]]:
         """See ``launch_lags_us``. No step may be running. Raises RankLost."""
-        return launch_lags_us(self.launches.newest_ns, [books.launches_ns for books in self._books()])
+        return launch_lags_us(self.launches.newest_ns, [audit.launches_ns for audit in self._audits()])
 
     def close(self) -> None:
         """Has all ranks end after the steps that were sent, and leaves no process behind."""
@@ -155,7 +155,7 @@ class RankGroup:
 
     # -------------------------------------------------------------- inside
 
-    def _books(self) -> list[RankBooks]:
+    def _audits(self) -> list[RankAudit]:
         return self.call(AuditRank).result(self._settings.silence_timeout_s)
 
     def _write(self, frame: bytes) -> None:

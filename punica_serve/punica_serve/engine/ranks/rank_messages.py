@@ -66,7 +66,7 @@ class SlowCopies(Message, frozen=True):
 
 
 class AuditRank(Message, frozen=True):
-    """Answered by Done, with the rank's books."""
+    """Answered by Done, with the rank's audit."""
 
     number: int
 
@@ -127,8 +127,8 @@ class Proposal(Message, frozen=True):
     value: int
 
 
-class RankBooks(Struct, frozen=True):
-    """A rank's accounts, which must equal the leader's, and the times of its launches."""
+class RankAudit(Struct, frozen=True):
+    """A rank's page accounting, which must equal the leader's, and the times of its launches."""
 
     #: Pages of each sequence that it knows, by number.
     sequences: dict[int, list[int]]
@@ -143,7 +143,7 @@ class Done(Message, frozen=True):
 
     number: int
     error: WireError | None = None
-    books: RankBooks | None = None
+    audit: RankAudit | None = None
 
 
 class RankPong(Message, frozen=True):

@@ -5,7 +5,7 @@ import pytest
 from punica_serve.engine.ranks import pending_commands
 from punica_serve.engine.ranks.pending_commands import PendingCommands
 from punica_serve.engine.ranks.rank_loss import RankLost
-from punica_serve.engine.ranks.rank_messages import Done, RankBooks
+from punica_serve.engine.ranks.rank_messages import Done, RankAudit
 from punica_serve.errors import RequestFailed, StoreUnavailable
 from punica_serve.errors.invariants import InvariantBroken
 from punica_serve.protocol import WireError
@@ -16,11 +16,11 @@ def test_a_command_ends_with_the_accounts_of_all_ranks() -> None:
     first, future = pending.add(["rank 1", "rank 2"])
     second, _ = pending.add(["rank 1", "rank 2"])
     assert first != second
-    books = RankBooks({1: [2]}, {})
-    pending.end("rank 2", Done(first, books=books))
+    audit = RankAudit({1: [2]}, {})
+    pending.end("rank 2", Done(first, audit=audit))
     assert not future.done()
-    pending.end("rank 1", Done(first, books=books))
-    assert future.result(0) == [books, books]
+    pending.end("rank 1", Done(first, audit=audit))
+    assert future.result(0) == [audit, audit]
 
 
 def test_an_error_names_its_rank_and_waits_for_the_others() -> None:
