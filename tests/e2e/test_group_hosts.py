@@ -19,7 +19,7 @@ from s3_server import BUCKET, serve_s3
 from up_cluster import CONFIGS, Stream, wait_until
 from waits import DEADLINE_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 _LORA_IDS = ("roman", "english", None, "hex", "french", "binary")
 _NUM_TOKENS = 200
