@@ -38,9 +38,9 @@ async def test_server_sent_events(http: httpx.AsyncClient) -> None:
 
 async def test_tokens_are_sent_before_the_answer_ends(http: httpx.AsyncClient) -> None:
     # A short answer may end while its first event waits to be sent, and then all of it is one event.
-    frames = await _events(http, {**LONG, "stream": True})
+    frames = await _events(http, {**LONG, "max_tokens": 300, "stream": True})
     assert frames[0]["finish_reason"] is None and frames[-1]["finish_reason"] == "length"
-    assert sum(len(frame["token_ids"]) for frame in frames) == LONG["max_tokens"]
+    assert sum(len(frame["token_ids"]) for frame in frames) == 300
 
 
 async def _events(http: httpx.AsyncClient, body: dict[str, object]) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ async def test_mixed_adapters_at_once_get_the_answers_they_get_alone(http: httpx
         answer = await http.post("/v1/generate", json={"prompt": str(prompt), "lora_id": lora_id, "max_tokens": 32})
         return str(answer.json()["text"])
 
-    requests = [(prompt, lora_id) for prompt in range(100, 108) for lora_id in ANSWERS]
+    requests = [(prompt, lora_id) for prompt in range(100, 104) for lora_id in ANSWERS]
     together = await asyncio.gather(*(text(*request) for request in requests))
     assert together == [await text(*request) for request in requests]
 

@@ -104,9 +104,9 @@ def test_requests_that_await_adapters_are_bounded(new_cluster: NewCluster, adapt
 
 
 def test_however_many_await_adapters_others_find_gpus(filled: NewCluster, adapter: NewAdapter) -> None:
-    """A hundred times what all batches hold; each report of the store's silence frees the place at once."""
+    """Forty times what all batches hold; each report of the store's silence frees the place at once."""
     cluster = filled("A", "B", batch=4)
-    for number in range(800):
+    for number in range(320):
         name = f"r{number}"
         started = cluster.arrives(name, lora=adapter(f"x{number}"))
         while started:

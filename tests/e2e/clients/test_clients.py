@@ -19,6 +19,7 @@ def test_a_client(keyed_cluster: KeyedCluster, clients_python: Path, script: str
     keyed_cluster.run(script, clients_python)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", IN_BOTH)
 def test_a_client_of_our_own_environment(keyed_cluster: KeyedCluster, script: str) -> None:
     keyed_cluster.run(script, Path(sys.executable))
