@@ -1,34 +1,20 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
+
+from fast_interpreter import fast_interpreter
 
 PAGE_RANKS = 8
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _modules_patched_once() -> Iterator[None]:
-    """Triton's interpreter replaces functions of `triton.language` for each call of one kernel by another.
-
-    The first call into a module is enough: a launch replaces what it has restored at its end by itself. Looking for
-    these functions again and again takes a third of the interpreter's time.
-    """
-    call_and_patch = InterpretedFunction.__call__
-    modules: set[str] = set()
-
-    def call(function: InterpretedFunction[Any], *args: Any, **kwargs: Any) -> Any:
-        if function.fn.__module__ in modules:
-            return function.rewrite()(*args, **kwargs)
-        modules.add(function.fn.__module__)
-        return call_and_patch(function, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpretedFunction, "__call__", call)
+def _fast_interpreter() -> Iterator[None]:
+    with fast_interpreter():
         yield
 
 
