@@ -99,10 +99,11 @@ async def test_it_serves_what_one_device_does_whatever_ends(tmp_path: Path) -> N
 
 
 async def test_both_hosts_fetch_adapters_from_the_store(tmp_path: Path) -> None:
-    """Each to its own disk; and what was deleted leaves both."""
+    """Each to its own disk, for two ranks; and what was deleted leaves both."""
     with serve_s3() as s3:
         store = {"url": f"s3://{BUCKET}/store", "options": s3.options}
-        with on_two_hosts(tmp_path, engine=_ENGINE, store=store) as cluster:
+        with on_two_hosts(tmp_path, engine=_ENGINE, store=store, runner={"devices": ["cpu,cpu"]}) as cluster:
+            assert [len(cluster.processes_of(host, FOLLOWERS)) for host in (0, 1)] == [1, 2]
             async with httpx.AsyncClient(base_url=cluster.url, timeout=DEADLINE_S, trust_env=False) as http:
                 digests = {}
                 for name in _ANSWERS:
