@@ -1,5 +1,6 @@
 """One stream of requests beside others that decode, whose times `bench coldstart` compares."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -150,7 +151,8 @@ class _Stream:
                 self._due_s[request.request_id] = due_s
                 self._added_s[request.request_id] = time.perf_counter()
                 self._engine.add(request)
-            output, now_s = self._step(), time.perf_counter()
+            output = self._step(waiting[-1][0] if waiting else math.inf)
+            now_s = time.perf_counter()
             if output.batch_size:
                 self._note_gap(output, now_s, clock.lap())
             self._note(output, now_s)
@@ -159,10 +161,11 @@ class _Stream:
         for request in (*self._warm, *self._arriving):
             self._engine.cancel(request.request_id)
 
-    def _step(self) -> StepOutput:
+    def _step(self, due_s: float = math.inf) -> StepOutput:
+        """Runs a step. Without anything to run it waits, but not beyond the next arrival."""
         output = step(self._engine)
         if not output.has_run:
-            self._engine.wait(self._gap_s)
+            self._engine.wait(max(0.0, min(self._gap_s, due_s - time.perf_counter())))
         return output
 
     def _note_gap(self, output: StepOutput, now_s: float, lap: ThreadLap) -> None:
