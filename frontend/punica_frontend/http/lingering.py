@@ -4,9 +4,10 @@ The kernel resets a connection that is closed with bytes of the client unread, a
 that it has not read yet: a refusal that came before the whole body did (RFC 9112, section 9.6).
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
+
+from punica_frontend.http.corked import CorkedTransport
 
 
 class LingeringTransport:
@@ -16,7 +17,7 @@ class LingeringTransport:
     """
 
     def __init__(
-        self, transport: asyncio.Transport, is_sending: Callable[[], bool], on_linger: Callable[[], None]
+        self, transport: CorkedTransport, is_sending: Callable[[], bool], on_linger: Callable[[], None]
     ) -> None:
         self.inner = transport
         #: Looked up once: each token of a stream is written.

@@ -72,7 +72,10 @@ _TEXT_HEAD = 0x81  # the final frame of a text message
 
 
 class GuardedHttp(H11Protocol):
-    """One HTTP connection. The server's ``limit_concurrency`` counts connections; those beyond it get a 503."""
+    """One HTTP connection. The server's ``limit_concurrency`` counts connections; those beyond it get a 503.
+
+    An answer's head leaves together with what follows at once, and its last piece together with its end.
+    """
 
     def __init__(self, num_cut: Counter[CutReason], **options: Any) -> None:
         """``num_cut`` counts the connections ended here; uvicorn passes the ``options``."""
@@ -81,7 +84,8 @@ class GuardedHttp(H11Protocol):
         self._application, self.app = self.app, cast(Any, self._run_application)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._lingering = LingeringTransport(transport, self._is_client_sending, self._drop_rest)
+        self._corked = CorkedTransport(transport, self.loop)
+        self._lingering = LingeringTransport(self._corked, self._is_client_sending, self._drop_rest)
         super().connection_made(cast(asyncio.Transport, self._lingering))
         transport.set_write_buffer_limits(MAX_BUFFER_BYTES)  # asyncio's default for TLS is eight times as much
         self.conn: StrictConnection = StrictConnection()
@@ -118,8 +122,9 @@ class GuardedHttp(H11Protocol):
             self._body_deadline.cancel()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """A websocket closes by messages of its own."""
-        self.transport = self._lingering.inner
+        """A websocket closes by messages of its own, and corks by itself."""
+        self._corked.uncork()
+        self.transport = self._corked.inner
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
@@ -180,6 +185,7 @@ class _CyclePieces:
 
     def __init__(self, connection: GuardedHttp, cycle: RequestResponseCycle) -> None:
         self._connection = connection
+        self._transport = connection._corked
         self._flow = connection.flow
         self._cycle = cycle
 
@@ -188,13 +194,14 @@ class _CyclePieces:
         return not (self._flow.write_paused or self._cycle.disconnected)
 
     def write(self, piece: bytes) -> None:
-        self._connection.transport.write(self._connection.conn.piece(piece))
+        """The tokens of a batch leave one by one, not when all of them are written."""
+        self._transport.write_now(self._connection.conn.piece(piece))
 
     async def send(self, piece: bytes) -> None:
         if self._flow.write_paused and not self._cycle.disconnected:
             await self._flow.drain()
         if not self._cycle.disconnected:
-            self.write(piece)
+            self._transport.write(self._connection.conn.piece(piece))
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):

@@ -1,7 +1,7 @@
 import asyncio
 from typing import Any, cast
 
-from punica_frontend.http.corked import CorkedTransport
+from punica_frontend.http.corked import MAX_CORKED_BYTES, CorkedTransport
 
 
 class Written:
@@ -52,6 +52,36 @@ async def test_earlier_writes_leave_before_the_close() -> None:
     transport.close()
     await asyncio.sleep(0)
     assert written.writes == [b"last", "closed"]
+
+
+async def test_what_is_written_now_waits_for_nothing_and_keeps_the_order() -> None:
+    written = Written()
+    transport = corked(written)
+    transport.write_now(b"a")
+    transport.write(b"b")
+    transport.write_now(b"c")
+    assert written.writes == [b"a", b"bc"]
+    await asyncio.sleep(0)
+    assert written.writes == [b"a", b"bc"]
+
+
+async def test_a_long_answer_leaves_within_the_turn() -> None:
+    written = Written()
+    transport = corked(written)
+    for _ in range(3):
+        transport.write(b"x" * MAX_CORKED_BYTES)
+    assert written.writes == [b"x" * 2 * MAX_CORKED_BYTES]
+    await asyncio.sleep(0)
+    assert written.writes[1:] == [b"x" * MAX_CORKED_BYTES]
+
+
+async def test_nothing_is_written_to_a_transport_that_has_ended() -> None:
+    written = Written()
+    transport = corked(written)
+    transport.write(b"late")
+    written.close()
+    await asyncio.sleep(0)
+    assert written.writes == ["closed"]
 
 
 async def test_all_else_is_the_transports_own() -> None:
