@@ -44,7 +44,7 @@ NUM_STEP_WORDS = len(ExchangeField)
 
 
 def done_word(key: int, index: int) -> int:
-    """The word that a process writes when it has written its rows of the exchange ``index``, 0 or more."""
+    """The word that a process writes when it has written its part of the exchange ``index``, 0 or more."""
     return key * 65536 + index + 1
 
 
@@ -57,7 +57,7 @@ class ExchangeTensors:
     host_delta: Tensor
     #: int32 [exchanges]: the key once x is there, or its negative if the device does this one by itself.
     host_sent: Tensor
-    #: int64 [MAX_PROCESSES * WORD_STRIDE]: ``done_word`` of the newest rows of each process.
+    #: int64 [MAX_PROCESSES * WORD_STRIDE]: ``done_word`` of each process's newest part.
     host_done: Tensor
     #: int32 [1]: the key of the last step that waited in vain.
     host_failed: Tensor

@@ -16,7 +16,7 @@ from punica_serve.engine.adapters.layer_arrival import CpuArrival
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cpu_assist.exchange_memory import GroupWeights
-from punica_serve.engine.cpu_assist.lora_rows import HostWeights, compute_rows
+from punica_serve.engine.cpu_assist.lora_share import HostShare
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import RequestFailed
 
@@ -67,7 +67,7 @@ def exchange_layer(job: AssistJob, layer: int, x: Tensor) -> Tensor:
     memory.rows_of_x(0, job.num_rows).copy_(x)
     memory.sent_words[index] = job.key
     word, deadline_s = done_word(job.key, index), time.monotonic() + job.max_wait_s
-    while not all(memory.done[process] >= word for process in job.words.rows):
+    while not all(memory.done[process] >= word for process in job.words.processes):
         if time.monotonic() > deadline_s:
             raise RequestFailed("the CPU processes don't answer in time")
         os.sched_yield()
@@ -78,14 +78,17 @@ def _by_threads(
     assist: CpuAssist, host: HostMemory, weights: Sequence[GroupWeights], count: int, settings: FigureSettings
 ) -> float:
     shape, group = assist.shape, assist.shape.groups[0]
-    own = HostWeights(host.bytes, shape, tuple(weights))
+    own = HostShare(host.bytes, shape, tuple(weights))
     x = torch.zeros(settings.num_tokens, group.in_features, dtype=shape.torch_dtype)
-    out = torch.empty(settings.num_tokens, group.out_features, dtype=shape.torch_dtype)
+    v = assist.memory.columns_of_v(0, weights[0].num_pages, settings.num_tokens)
+    delta = torch.empty(settings.num_tokens, group.out_features, dtype=shape.torch_dtype)
 
     def all_layers_s() -> float:
         started_s = time.perf_counter()
         for layer in range(shape.num_layers):
-            compute_rows(out, x, *own.gather(layer, 0), group.out_offsets)
+            share = own.fetch(layer, 0)
+            share.shrink(v, x)
+            share.expand(delta, v)
         return (time.perf_counter() - started_s) / shape.num_layers
 
     with _threads(count), torch.inference_mode():

@@ -1,13 +1,12 @@
-"""How long exchanges with CPU processes take, and so whether they pay: a model with three measured numbers.
+"""How long exchanges with CPU processes take, and so whether they pay: a model with four measured numbers.
 
-An exchange takes a fixed time, a time for each byte of x and of the result on the link, and a time for each product of
-one process. x A B of 128 tokens is 10 GFLOP at rank 16 on seven projections of a 7B model: few cores do that in the
-time in which the adapter arrives.
+An exchange takes a fixed time, a time for each byte of x and of the result on the link, and a time for each weight and
+each product of one process: it packs its weights for each exchange, however few rows there are. x A B of 128 tokens is
+10 GFLOP at rank 16 on seven projections of a 7B model: few cores do that in the time in which the adapter arrives.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.engine.adapters.copy_forecast import StepForecast
@@ -19,28 +18,63 @@ _MARGIN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class AssistTimes:
-    """Seconds of an exchange: in any case, for each byte on the link, and for each multiplication of a process."""
+class ExchangeWork:
+    """An exchange, by what its time depends on."""
+
+    #: On the link.
+    num_bytes: int
+    #: Of A and B.
+    num_weights: int
+    #: Multiplications.
+    num_products: int
+
+    @classmethod
+    def of(cls, group: GroupShape, num_rows: int, num_pages: int, itemsize: int) -> "ExchangeWork":
+        num_weights = num_pages * LORA_PAGE_RANKS * (group.num_slices * group.in_features + group.out_features)
+        num_bytes = num_rows * (group.in_features + group.out_features) * itemsize
+        return cls(num_bytes, num_weights, num_rows * num_weights)
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTimes:
+    """Seconds of an exchange: in any case, for each byte on the link, and for each weight and product of a process."""
 
     fixed_s: float
     per_byte_s: float
+    per_weight_s: float
     per_product_s: float
 
-    def exchange_s(self, num_bytes: int, num_products: float) -> float:
-        return self.fixed_s + num_bytes * self.per_byte_s + num_products * self.per_product_s
+    def exchange_s(self, work: ExchangeWork, num_processes: int) -> float:
+        own_s = work.num_weights * self.per_weight_s + work.num_products * self.per_product_s
+        return self.fixed_s + work.num_bytes * self.per_byte_s + own_s / num_processes
 
 
-def fit_times(measured: Sequence[tuple[int, int, float]]) -> AssistTimes:
-    """Fits the times to (bytes, products, seconds) of three exchanges: a small one, more of both, and more products.
+@dataclass(frozen=True, slots=True)
+class AssistTimes:
+    """The times of one process by itself, and of several, which wait for each other within each exchange."""
+
+    alone: ExchangeTimes
+    together: ExchangeTimes
+
+    def exchange_s(self, work: ExchangeWork, num_processes: int) -> float:
+        return (self.alone if num_processes == 1 else self.together).exchange_s(work, num_processes)
+
+
+def fit_times(measured: Sequence[tuple[ExchangeWork, float]], num_processes: int) -> ExchangeTimes:
+    """Fits the times to four exchanges: few rows with few weights and with many, then many rows with the same weights.
 
     Parts that noise would make negative become 0.
     """
-    (bytes_0, products_0, s_0), (bytes_1, products_1, s_1), (_, products_2, s_2) = measured
-    per_product_s = max(0.0, (s_2 - s_1) / (products_2 - products_1))
-    rest_s = s_1 - s_0 - (products_1 - products_0) * per_product_s
-    per_byte_s = max(0.0, rest_s / (bytes_1 - bytes_0))
-    fixed_s = max(0.0, s_0 - bytes_0 * per_byte_s - products_0 * per_product_s)
-    return AssistTimes(fixed_s, per_byte_s, per_product_s)
+    (small, small_s), (wide, wide_s), (long, long_s), (_, large_s) = measured
+    weights = (wide.num_weights - small.num_weights) / num_processes
+    few_rows, many_rows = (own.num_products / own.num_weights for own in (small, long))
+    few_per_weight_s, many_per_weight_s = (wide_s - small_s) / weights, (large_s - long_s) / weights
+    per_product_s = max(0.0, (many_per_weight_s - few_per_weight_s) / (many_rows - few_rows))
+    per_weight_s = max(0.0, few_per_weight_s - few_rows * per_product_s)
+    products = (long.num_products - small.num_products) / num_processes
+    per_byte_s = max(0.0, (long_s - small_s - products * per_product_s) / (long.num_bytes - small.num_bytes))
+    found = ExchangeTimes(0.0, per_byte_s, per_weight_s, per_product_s)
+    return replace(found, fixed_s=max(0.0, small_s - found.exchange_s(small, num_processes)))
 
 
 class AssistForecast:
@@ -51,22 +85,19 @@ class AssistForecast:
         self.times = times
 
     def num_processes(self, num_rows: int, pages: Sequence[int], num_ready: int) -> int:
-        """Processes for so many rows: ceil(rows / c), where a core computes c rows in the fixed time of the exchanges.
+        """All that are ready, or one if it is quicker by itself. ``pages``: of each group.
 
-        With more processes, less would be gained than an exchange takes anyway. ``pages``: of each group.
+        Toppings takes ceil(tokens / c) processes, since it divides tokens and a core does c of them in time. Weights
+        are divided here: each further process takes some of them from all others, whatever the number of tokens, and
+        only the wait of several for each other can make them slower than one.
         """
-        per_row_s = self._layer_products(pages) * self.times.per_product_s
-        fixed_s = sum(count > 0 for count in pages) * self.times.fixed_s
-        rows_per_core = max(1, int(fixed_s / per_row_s)) if per_row_s else num_rows
-        return max(1, min(num_ready, num_rows, math.ceil(num_rows / rows_per_core)))
+        return min((num_ready, 1), key=lambda count: self.layer_s(num_rows, pages, count))
 
     def layer_s(self, num_rows: int, pages: Sequence[int], num_processes: int) -> float:
         """All exchanges of one layer."""
-        rows_each = math.ceil(num_rows / num_processes)
         return sum(
             self.times.exchange_s(
-                exchanged_bytes(group, num_rows, self._shape.torch_dtype.itemsize),
-                rows_each * products_per_row(group, count),
+                ExchangeWork.of(group, num_rows, count, self._shape.torch_dtype.itemsize), num_processes
             )
             for group, count in zip(self._shape.groups, pages, strict=True)
             if count
@@ -94,16 +125,3 @@ class AssistForecast:
         for arrival_s, layers in zip(arrives_in_s, layer_groups(self._shape.num_layers), strict=True):
             now_s = max(now_s, arrival_s) + len(layers) * step.lasts_s / self._shape.num_layers
         return now_s
-
-    def _layer_products(self, pages: Sequence[int]) -> int:
-        return sum(products_per_row(group, count) for group, count in zip(self._shape.groups, pages, strict=True))
-
-
-def products_per_row(group: GroupShape, num_pages: int) -> int:
-    """Multiplications of x A B for one row."""
-    return num_pages * LORA_PAGE_RANKS * (group.num_slices * group.in_features + group.out_features)
-
-
-def exchanged_bytes(group: GroupShape, num_rows: int, itemsize: int) -> int:
-    """Bytes of x and of the result."""
-    return num_rows * (group.in_features + group.out_features) * itemsize

@@ -19,7 +19,6 @@ class AssistJob:
     words: JobWords
     memory: ExchangeMemory
     arrival: Arrival
-    num_rows: int
     #: Most seconds that the step may wait for the processes in all.
     max_wait_s: float
     #: Called once, with whether the step has waited in vain.
@@ -34,6 +33,10 @@ class AssistJob:
         return self.words.key
 
     @property
+    def num_rows(self) -> int:
+        return self.words.num_rows
+
+    @property
     def groups(self) -> int:
         """Bits of the groups that are exchanged."""
         return sum(1 << number for number, own in enumerate(self.words.weights) if own.num_pages)
@@ -41,7 +44,7 @@ class AssistJob:
     @property
     def processes(self) -> int:
         """Bits of the processes that compute."""
-        return sum(1 << number for number in self.words.rows)
+        return self.words.process_bits
 
     def end(self) -> bool:
         """The step has ended. False if its prefill is worthless, since a rank has waited for its processes in vain."""

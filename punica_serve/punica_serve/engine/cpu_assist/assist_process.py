@@ -1,7 +1,8 @@
-"""A CPU process of a worker: it computes the LoRA of its rows of a prefill, exchange after exchange.
+"""A CPU process of a worker: it computes its share of the LoRA of a prefill, exchange after exchange.
 
-Between jobs it sleeps on its pipe, whose end tells that the worker is gone. Within a job it waits for x actively, since
-an exchange takes as long as a few switches between processes; but never past the end of the step, nor for long.
+Between jobs it sleeps on its pipe, whose end tells that the worker is gone. Within a job it waits actively for x, and
+for the other processes between the two products, since an exchange takes as long as a few switches between processes;
+but never past the end of the step, nor for long.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from punica_kernels.exchange_words import done_word
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, ExchangeShape, JobWords
-from punica_serve.engine.cpu_assist.lora_rows import HostWeights, compute_rows
+from punica_serve.engine.cpu_assist.lora_share import HostShare, LayerShare
 
 _PR_SET_PDEATHSIG = 1
 #: A step that has not gone on for this long will not, even if nobody says that it has ended.
@@ -37,35 +39,50 @@ class AssistProcess:
     host: Tensor
 
     def run(self, job: JobWords) -> None:
-        """Computes its rows of every exchange that the device does not do by itself."""
-        shape, rows = self.memory.shape, job.rows[self.number]
-        weights = HostWeights(self.host, shape, job.weights)
-        num_rows = max(own.stop for own in job.rows.values())
+        """Computes its share of every exchange that the device does not do by itself."""
+        shape, position = self.memory.shape, job.processes.index(self.number)
+        weights = HostShare(self.host, shape, job.weights, position, len(job.processes))
         for layer in range(shape.num_layers):
             for group, own in enumerate(job.weights):
                 if not own.num_pages:
                     continue
-                a, b = weights.gather(layer, group)  # while x is on its way
-                index = shape.index(layer, group)
-                is_wanted = self._wait(index, job.key)
-                if is_wanted is None:
+                share = weights.fetch(layer, group)  # while x is on its way
+                is_wanted = self._wait_for_x(job, shape.index(layer, group))
+                if is_wanted is None or (is_wanted and not self._compute(job, layer, group, share)):
                     return
-                if is_wanted:
-                    x = self.memory.rows_of_x(group, num_rows)[rows.start : rows.stop]
-                    out = self.memory.rows_of_delta(group, num_rows)[rows.start : rows.stop]
-                    compute_rows(out, x, a, b, shape.groups[group].out_offsets)
-                    self.memory.done[self.number] = done_word(job.key, index)
 
-    def _wait(self, index: int, key: int) -> bool | None:
-        """Whether the device wants its rows of an exchange; None if the step is over."""
-        sent, deadline_s = self.memory.sent_words, time.monotonic() + _MAX_WAIT_S
+    def _compute(self, job: JobWords, layer: int, group: int, share: LayerShare) -> bool:
+        """Both products. False if the step is over before the other processes have done the first one."""
+        memory, word = self.memory, done_word(job.key, self.memory.shape.index(layer, group))
+        v = memory.columns_of_v(group, job.weights[group].num_pages, job.num_rows)
+        share.shrink(v, memory.rows_of_x(group, job.num_rows))
+        memory.shrunk[self.number] = word
+        if not self._wait_for_peers(job, word):
+            return False
+        share.expand(memory.rows_of_delta(group, job.num_rows), v)
+        memory.done[self.number] = word
+        return True
+
+    def _wait_for_x(self, job: JobWords, index: int) -> bool | None:
+        """Whether the device wants an exchange; None if the step is over."""
+        sent, answers = self.memory.sent_words, {job.key: True, -job.key: False}
+        return self._wait(job.key, lambda: answers.get(sent[index]))
+
+    def _wait_for_peers(self, job: JobWords, word: int) -> bool:
+        """Waits until all processes of the job have written their share of v. False if the step is over first."""
+        return all(self._wait_for_peer(process, job.key, word) for process in job.processes)
+
+    def _wait_for_peer(self, process: int, key: int, word: int) -> bool:
+        shrunk = self.memory.shrunk
+        return self._wait(key, lambda: True if shrunk[process] >= word else None) is True
+
+    def _wait(self, key: int, look: Callable[[], bool | None]) -> bool | None:
+        """The first answer other than None of ``look``; None if the step is over before."""
+        deadline_s = time.monotonic() + _MAX_WAIT_S
         while True:
             for _ in range(_LOOKS):
-                word = sent[index]
-                if word == key:
-                    return True
-                if word == -key:
-                    return False
+                if (answer := look()) is not None:
+                    return answer
             if self.memory.ended_key >= key or time.monotonic() > deadline_s:
                 return None
             os.sched_yield()

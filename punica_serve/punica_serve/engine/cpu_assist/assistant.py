@@ -152,12 +152,12 @@ class CpuAssist:
         max_wait_s: float,
         on_end: Callable[[AssistJob, bool], None],
     ) -> AssistJob:
-        """Divides rows among processes and wakes them."""
+        """Wakes processes, in ascending order, which divide the weights of a job among them."""
         self._key += 1
-        words = JobWords(self._key, tuple(weights), _divide(num_rows, processes))
-        job = AssistJob(words, self.memory, arrival, num_rows, max_wait_s, on_end)
+        words = JobWords(self._key, num_rows, tuple(processes), tuple(weights))
+        job = AssistJob(words, self.memory, arrival, max_wait_s, on_end)
         self.memory.write_job(words)
-        self._pool.wake(job.key, tuple(words.rows))
+        self._pool.wake(job.key, words.processes)
         return job
 
     def suspect(self, job: AssistJob) -> None:
@@ -264,10 +264,3 @@ def assist_cores(num_processes: int, device: torch.device, rank: Rank = SINGLE) 
     count = min(num_processes, len(cores), MAX_PROCESSES)
     first = (rank.index if device.index is None else device.index) * count
     return [cores[(first + number) % len(cores)] for number in range(count)]
-
-
-def _divide(num_rows: int, processes: Sequence[int]) -> dict[int, range]:
-    """Rows as even as can be."""
-    count = min(len(processes), num_rows)
-    bounds = [number * num_rows // count for number in range(count + 1)]
-    return {processes[number]: range(bounds[number], bounds[number + 1]) for number in range(count)}

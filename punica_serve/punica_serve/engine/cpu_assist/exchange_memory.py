@@ -1,7 +1,8 @@
 """The memory that a worker shares with its CPU processes: the job, the words that both sides write, and the rows.
 
 Nothing is serialised. A job is a few integers; x and what is added lie where the device writes and reads them; the
-adapter lies in the host cache, which the processes map too. Each word has one writer.
+adapter lies in the host cache, which the processes map too. Each word has one writer. x, v and delta are those of one
+exchange: the next x comes when all processes are done with this one, and the next job when all have left the last.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.exchange_words import MAX_PROCESSES, WORD_STRIDE
-from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
+from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, USUAL_LORA_RANK
 from punica_serve.protocol import LoraGroup
 
 Words = npt.NDArray[np.int64]
@@ -86,10 +87,16 @@ class JobWords:
     """A job as the processes read it."""
 
     key: int
+    #: Rows of x.
+    num_rows: int
+    #: The processes that divide the weights, in ascending order.
+    processes: tuple[int, ...]
     #: For each group of the model.
     weights: tuple[GroupWeights, ...]
-    #: The rows of each process; those without rows do nothing.
-    rows: dict[int, range]
+
+    @property
+    def process_bits(self) -> int:
+        return sum(1 << number for number in self.processes)
 
 
 class ExchangeMemory:
@@ -103,38 +110,34 @@ class ExchangeMemory:
         #: int64 [MAX_PROCESSES * WORD_STRIDE]: a line for each process, which it alone writes but at its start.
         self.process_words = _view(memory, places["processes"], torch.int64)
         lines: Words = self.process_words.numpy().reshape(MAX_PROCESSES, WORD_STRIDE)
-        #: By process: the newest rows that it has written (``done_word``), the last job that it has left, its pid once
-        #: it is ready.
-        self.done, self.left, self.pids = lines[:, 0], lines[:, 1], lines[:, 2]
+        #: By process: the ``done_word`` of the newest exchange whose columns of delta it has written, the last job that
+        #: it has left, its pid once it is ready, and the ``done_word`` of the newest exchange whose v it has written.
+        self.done, self.left, self.pids, self.shrunk = (lines[:, column] for column in range(4))
         #: int32 [exchanges]: the key once x is there, or its negative if the exchange is the device's own.
         self.sent = _view(memory, places["sent"], torch.int32)
         self.sent_words: npt.NDArray[np.int32] = self.sent.numpy()
         #: int32 [1]: the key of the last step that waited in vain.
         self.failed = _view(memory, places["failed"], torch.int32)[:1]
         self.x = _view(memory, places["x"], shape.torch_dtype)
+        self.v = _view(memory, places["v"], shape.torch_dtype)
         self.delta = _view(memory, places["delta"], shape.torch_dtype)
 
     def write_job(self, job: JobWords) -> None:
         """Publishes a job. All processes must have left the last one."""
-        words = [job.key, self.ended_key]
+        words = [job.key, self.ended_key, job.num_rows, job.process_bits]
         for weights in job.weights:
             words += [weights.a_start, weights.b_start, weights.num_pages]
-        for process in range(MAX_PROCESSES):
-            rows = job.rows.get(process, range(0))
-            words += [rows.start, rows.stop]
         self._job[: len(words)] = words
 
     def read_job(self) -> JobWords:
-        words: list[int] = self._job.tolist()
-        first_row = 2 + 3 * len(self.shape.groups)
-        weights = tuple(GroupWeights(*words[start : start + 3]) for start in range(2, first_row, 3))
-        bounds = words[first_row : first_row + 2 * MAX_PROCESSES]
-        rows = {number: range(*bounds[2 * number : 2 * number + 2]) for number in range(MAX_PROCESSES)}
-        return JobWords(words[0], weights, rows)
+        key, _, num_rows, bits, *rest = self._job[: _num_job_words(self.shape)].tolist()
+        processes = tuple(number for number in range(MAX_PROCESSES) if bits >> number & 1)
+        weights = tuple(GroupWeights(*rest[start : start + 3]) for start in range(0, len(rest), 3))
+        return JobWords(key, num_rows, processes, weights)
 
     @property
     def ended_key(self) -> int:
-        """The last job whose step has ended: nobody waits for its rows."""
+        """The last job whose step has ended: nobody waits for its exchanges."""
         return int(self._job[1])
 
     def end_job(self, key: int) -> None:
@@ -143,6 +146,10 @@ class ExchangeMemory:
     def rows_of_x(self, group: int, num_rows: int) -> Tensor:
         """[num_rows, in_features]"""
         return _rows(self.x, num_rows, self.shape.groups[group].in_features)
+
+    def columns_of_v(self, group: int, num_pages: int, num_rows: int) -> Tensor:
+        """[slices * ranks, num_rows]: transposed, since each process writes some of the ranks."""
+        return _rows(self.v, self.shape.groups[group].num_slices * num_pages * LORA_PAGE_RANKS, num_rows)
 
     def rows_of_delta(self, group: int, num_rows: int) -> Tensor:
         """[num_rows, out_features]"""
@@ -156,11 +163,15 @@ def exchange_num_bytes(shape: ExchangeShape) -> int:
 
 def _places(shape: ExchangeShape) -> dict[str, slice]:
     num_bytes = {
-        "job": 8 * (2 + 3 * len(shape.groups) + 2 * MAX_PROCESSES),
+        "job": 8 * _num_job_words(shape),
         "processes": 8 * MAX_PROCESSES * WORD_STRIDE,
         "failed": 64,
         "sent": 4 * shape.num_exchanges,
         "x": shape.torch_dtype.itemsize * shape.max_rows * max(group.in_features for group in shape.groups),
+        "v": shape.torch_dtype.itemsize
+        * shape.max_rows
+        * USUAL_LORA_RANK
+        * max(group.num_slices for group in shape.groups),
         "delta": shape.torch_dtype.itemsize * shape.max_rows * max(group.out_features for group in shape.groups),
     }
     places: dict[str, slice] = {}
@@ -169,6 +180,11 @@ def _places(shape: ExchangeShape) -> dict[str, slice]:
         places[name] = slice(end, end + size)
         end += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return places
+
+
+def _num_job_words(shape: ExchangeShape) -> int:
+    """Key, key of the last job that has ended, rows, bits of processes, and the weights of each group."""
+    return 4 + 3 * len(shape.groups)
 
 
 def _view(memory: Tensor, place: slice, dtype: torch.dtype) -> Tensor:

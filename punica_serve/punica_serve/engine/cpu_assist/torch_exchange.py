@@ -42,7 +42,7 @@ class TorchExchange:
 
     def _wait(self, word: int) -> None:
         done = self._job.memory.done
-        for process in self._job.words.rows:
+        for process in self._job.words.processes:
             while done[process] < word:
                 if time.perf_counter() > self._deadline_s:
                     self._job.is_late = True

@@ -1,20 +1,24 @@
 """Foreseeing whether CPU processes beat the link."""
 
+from dataclasses import replace
+
 import pytest
 
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.cpu_assist.assist_forecast import (
     AssistForecast,
     AssistTimes,
-    exchanged_bytes,
+    ExchangeTimes,
+    ExchangeWork,
     fit_times,
-    products_per_row,
 )
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeShape, GroupShape
 
 _QKV = GroupShape("qkv", 4096, (0, 4096, 8192, 12288))
 _SHAPE = ExchangeShape("bfloat16", 32, (_QKV, GroupShape("o", 4096, (0, 4096))), 256)
-_TIMES = AssistTimes(fixed_s=30e-6, per_byte_s=1 / 50e9, per_product_s=1 / 50e9)
+_ALONE = ExchangeTimes(fixed_s=30e-6, per_byte_s=1 / 50e9, per_weight_s=1 / 5e9, per_product_s=1 / 500e9)
+_TOGETHER = replace(_ALONE, fixed_s=60e-6)
+_TIMES = AssistTimes(_ALONE, _TOGETHER)
 #: A prefill of 8 ms, of which nothing runs before.
 _STEP = StepForecast(0.0, 0.008)
 
@@ -23,41 +27,52 @@ def _arrives_in_s(copy_s: float) -> list[float]:
     return [copy_s * (group + 1) / 8 for group in range(8)]
 
 
-def test_three_measurements_give_the_three_times() -> None:
-    sizes = ((1, 1), (32, 1), (32, 8))
-    cases = [(exchanged_bytes(_QKV, rows, 2), rows * products_per_row(_QKV, pages)) for rows, pages in sizes]
-    measured = [(num_bytes, products, _TIMES.exchange_s(num_bytes, products)) for num_bytes, products in cases]
-    found = fit_times(measured)
-    assert found.fixed_s == pytest.approx(_TIMES.fixed_s)
-    assert found.per_byte_s == pytest.approx(_TIMES.per_byte_s)
-    assert found.per_product_s == pytest.approx(_TIMES.per_product_s)
+def _work(num_rows: int, num_pages: int) -> ExchangeWork:
+    return ExchangeWork.of(_QKV, num_rows, num_pages, 2)
+
+
+_CASES = [_work(num_rows, num_pages) for num_rows in (16, 128) for num_pages in (1, 8)]
+
+
+@pytest.mark.parametrize("num_processes", [1, 8])
+def test_four_measurements_give_the_four_times(num_processes: int) -> None:
+    found = fit_times([(work, _TOGETHER.exchange_s(work, num_processes)) for work in _CASES], num_processes)
+    assert found.fixed_s == pytest.approx(_TOGETHER.fixed_s)
+    assert found.per_byte_s == pytest.approx(_TOGETHER.per_byte_s)
+    assert found.per_weight_s == pytest.approx(_TOGETHER.per_weight_s)
+    assert found.per_product_s == pytest.approx(_TOGETHER.per_product_s)
 
 
 def test_noise_gives_no_negative_times() -> None:
-    found = fit_times([(10, 10, 3e-6), (1000, 100, 2e-6), (1000, 1000, 1e-6)])
-    assert (found.fixed_s, found.per_byte_s, found.per_product_s) == (3e-6, 0.0, 0.0)
+    found = fit_times(list(zip(_CASES, (4e-6, 3e-6, 2e-6, 1e-6), strict=True)), 1)
+    assert found == ExchangeTimes(4e-6, 0.0, 0.0, 0.0)
 
 
-def test_a_row_of_x_a_b_takes_as_many_products_as_the_matrices_have_numbers() -> None:
-    assert products_per_row(_QKV, 2) == 16 * (3 * 4096 + 12288)
-    assert exchanged_bytes(_QKV, 3, 2) == 3 * (4096 + 12288) * 2
+def test_work_is_as_large_as_the_matrices_and_the_rows() -> None:
+    num_weights = 16 * (3 * 4096 + 12288)
+    assert _work(3, 2) == ExchangeWork(3 * (4096 + 12288) * 2, num_weights, 3 * num_weights)
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_ready", "expected"), [(1, 8, 1), (4, 8, 2), (128, 8, 8), (9, 2, 2), (9, 1, 1)]
+    ("num_rows", "num_pages", "num_ready", "expected"), [(1, 1, 8, 8), (128, 2, 8, 8), (128, 2, 3, 3), (9, 2, 1, 1)]
 )
-def test_processes_are_as_many_as_tokens_over_the_tokens_of_a_core(
-    num_rows: int, num_ready: int, expected: int
-) -> None:
-    """A core computes three rows of rank 16 on q, k and v in 24 of the 30 us that an exchange takes anyway."""
-    assert AssistForecast(_SHAPE, _TIMES).num_processes(num_rows, (2, 0), num_ready) == expected
+def test_all_processes_that_are_ready_compute(num_rows: int, num_pages: int, num_ready: int, expected: int) -> None:
+    assert AssistForecast(_SHAPE, _TIMES).num_processes(num_rows, (num_pages, 0), num_ready) == expected
 
 
-def test_exchanges_take_as_long_as_their_groups_and_the_rows_of_each_process() -> None:
+def test_one_process_computes_if_several_wait_for_each_other_for_longer() -> None:
+    slow = AssistTimes(_ALONE, replace(_TOGETHER, fixed_s=1e-3))
+    forecast = AssistForecast(_SHAPE, slow)
+    assert forecast.num_processes(128, (2, 0), 8) == 1
+    assert forecast.num_processes(256, (16, 0), 8) == 8
+
+
+def test_exchanges_take_as_long_as_their_groups_and_the_share_of_each_process() -> None:
     forecast = AssistForecast(_SHAPE, _TIMES)
     both, qkv = forecast.layer_s(8, (2, 2), 2), forecast.layer_s(8, (2, 0), 2)
-    assert both > qkv == pytest.approx(_TIMES.exchange_s(exchanged_bytes(_QKV, 8, 2), 4 * products_per_row(_QKV, 2)))
-    assert forecast.layer_s(8, (2, 0), 1) > qkv
+    assert both > qkv == pytest.approx(_TOGETHER.exchange_s(_work(8, 2), 2))
+    assert qkv > forecast.layer_s(8, (2, 0), 4) > _TOGETHER.fixed_s
+    assert forecast.layer_s(8, (2, 0), 1) == pytest.approx(_ALONE.exchange_s(_work(8, 2), 1))
 
 
 def test_a_step_exchanges_only_the_layers_that_it_reaches_before_they_arrive() -> None:

@@ -14,10 +14,10 @@ from punica_serve.errors import RequestFailed
 def job(failed_key: int, peers: "Future[Any] | None" = None) -> tuple[AssistJob, list[bool]]:
     """The job 7, and what it tells at its end."""
     told: list[bool] = []
-    words: Any = SimpleNamespace(key=7, weights=(), rows={})
+    words: Any = SimpleNamespace(key=7, num_rows=1, weights=(), processes=())
     memory: Any = SimpleNamespace(failed=[failed_key], end_job=lambda key: None)
     arrival: Any = None
-    return AssistJob(words, memory, arrival, 1, 1.0, lambda _, is_late: told.append(is_late), peers=peers), told
+    return AssistJob(words, memory, arrival, 1.0, lambda _, is_late: told.append(is_late), peers=peers), told
 
 
 @pytest.mark.parametrize(("failed_key", "is_good"), [(7, False), (6, True), (0, True)])

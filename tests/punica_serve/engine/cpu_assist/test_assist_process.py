@@ -1,0 +1,136 @@
+"""Processes that divide the weights of a job: what they add, and how they leave a job that does not go on."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from punica_kernels.exchange_words import done_word
+from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.adapters.layer_arrival import ArrivalFailed, CpuArrival
+from punica_serve.engine.adapters.packing import PackedAdapter, PackedGroup, packed_num_bytes
+from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
+from punica_serve.engine.cpu_assist import assistant
+from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assistant import CpuAssist, open_cpu_assist
+from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
+from punica_serve.engine.memory.pinned_memory import HostMemory
+from tiny_config import tiny_config
+from waits import DEADLINE_S
+
+pytestmark = pytest.mark.slow  # processes import torch
+
+_MODEL = tiny_config()
+_NUM_PROCESSES, _NUM_ROWS = 3, 5
+_QKV = dict.fromkeys(("q_proj", "k_proj", "v_proj"), 64)
+_ALL = dict.fromkeys((*_QKV, "o_proj", "gate_proj", "up_proj", "down_proj"), 12)
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Three processes, which may share cores, and the memory that they read adapters from."""
+
+    assist: CpuAssist
+    host: HostMemory
+
+    def pack(self, ranks: Mapping[str, int]) -> PackedAdapter:
+        num_bytes = packed_num_bytes(ranks, _MODEL, torch.float32)
+        numbers = repeated_noise(num_bytes // 4, torch.float32, seed=1)
+        return pack_random(self.host.bytes[:num_bytes], numbers, ranks, _MODEL, torch.float32)
+
+    def start(self, packed: PackedAdapter, num_processes: int, max_wait_s: float = DEADLINE_S) -> AssistJob:
+        """A job of an adapter that does not arrive."""
+        assert self.assist.pool.wait_until_ready(DEADLINE_S) and self.assist.wait_until_free(DEADLINE_S)
+        weights, processes = self.assist._weights(packed), range(num_processes)
+        assert weights is not None
+        arrival = CpuArrival(_MODEL.num_hidden_layers, lambda: None)
+        return self.assist.start_job(weights, _NUM_ROWS, processes, arrival, max_wait_s, lambda *_: None)
+
+    def check(self, packed: PackedAdapter, num_processes: int) -> None:
+        """Runs a step with these processes: what they add is x A B."""
+        job = self.start(packed, num_processes)
+        exchange = TorchExchange(job)
+        for layer in range(_MODEL.num_hidden_layers):
+            for group in _MODEL.spec.groups:
+                x = torch.randn(_NUM_ROWS, group.in_features)
+                found, own = exchange.run(layer, group.name, x), packed.groups.get(group.name)
+                assert (found is None) == (own is None)
+                if found is not None and own is not None:
+                    torch.testing.assert_close(found, _delta(x, own, layer, group.out_offsets), rtol=1e-3, atol=1e-5)
+        assert job.end()
+
+
+def _delta(x: Tensor, own: PackedGroup, layer: int, out_offsets: tuple[int, ...]) -> Tensor:
+    slices = []
+    for number, (left, right) in enumerate(pairwise(out_offsets)):
+        a, b = own.a[:, layer, number].flatten(0, 1), own.b[:, layer, :, left:right].flatten(0, 1)
+        slices.append(x @ a.T @ b)
+    return torch.cat(slices, dim=1)
+
+
+@pytest.fixture(scope="module")
+def helpers() -> Iterator[Helpers]:
+    host = HostMemory(1 << 20, is_shared=True)
+    core = max(os.sched_getaffinity(0))
+    config = EngineConfig(model="model", cold_start="cpu_assist", cpu_assist_processes=_NUM_PROCESSES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assistant, "assist_cores", lambda *_: [core] * _NUM_PROCESSES)
+        assist = open_cpu_assist(config, _MODEL, torch.float32, host, torch.device("cpu"))
+    assert assist is not None
+    yield Helpers(assist, host)
+    assist.close()
+    host.close()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [{"q_proj": 4}, {"o_proj": 8, "down_proj": 20}, _QKV, _ALL], ids=str)
+def test_processes_add_x_a_b_of_the_groups_that_an_adapter_has(
+    helpers: Helpers, ranks: dict[str, int], num_processes: int
+) -> None:
+    helpers.check(helpers.pack({**dict.fromkeys(_siblings(ranks), 0), **ranks}), num_processes)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+def test_nobody_waits_for_ever_for_a_process_between_the_two_products(helpers: Helpers, sent: signal.Signals) -> None:
+    """The others have written their v and wait for its; the step gives up, they leave the job, the next one counts."""
+    packed, pool, memory = helpers.pack(_QKV), helpers.assist.pool, helpers.assist.memory
+    job = helpers.start(packed, 3, max_wait_s=0.2)
+    lost = pool.pid(1)
+    assert lost is not None
+    os.kill(lost, sent)
+    with pytest.raises(ArrivalFailed):
+        TorchExchange(job).run(0, "qkv", torch.zeros(_NUM_ROWS, _MODEL.hidden_size))
+    _wait_for(lambda: all(memory.shrunk[number] == done_word(job.key, 0) for number in (0, 2)))
+    assert all(memory.done[number] < done_word(job.key, 0) for number in range(3))
+    assert not job.end()
+    helpers.assist.suspect(job)
+    _wait_for(lambda: all(memory.left[number] == job.key for number in (0, 2)))
+    _wait_for(lambda: pool.pid(1) not in (lost, None))
+    helpers.check(packed, 3)
+
+
+def test_a_job_that_ends_early_is_left_by_all(helpers: Helpers) -> None:
+    """Its step has exchanged one layer, and the next job divides other weights."""
+    job = helpers.start(helpers.pack(_QKV), 3)
+    TorchExchange(job).run(0, "qkv", torch.zeros(_NUM_ROWS, _MODEL.hidden_size))
+    assert job.end()
+    helpers.check(helpers.pack(_ALL), 2)
+
+
+def _siblings(ranks: Mapping[str, int]) -> list[str]:
+    """Every projection of the groups that these are in: packing wants a rank of each."""
+    names = [[projection.name for projection in group.projections] for group in _MODEL.spec.groups]
+    return [name for group in names if set(group) & set(ranks) for name in group]
+
+
+def _wait_for(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
