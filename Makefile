@@ -49,8 +49,12 @@ check: install
 test: check
 	$(BIN)/pytest -rs --numprocesses 2 --dist loadgroup
 
+# Whole clusters, and pages whose frames are counted, have the machine for themselves.
+PARALLEL := tests/kernels tests/punica_serve
+
 test-slow: install
-	$(BIN)/pytest -rs -m slow
+	$(BIN)/pytest -rs -m slow --numprocesses 2 --dist loadgroup $(PARALLEL)
+	$(BIN)/pytest -rs -m slow $(PARALLEL:%=--ignore=%)
 
 # Random faults under load; MINUTES=10 SEED=7 make soak breaks the same things again.
 soak: MINUTES ?= 10

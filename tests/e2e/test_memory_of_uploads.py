@@ -26,7 +26,7 @@ LLAMA = Path(str(files("punica_serve.shapes"))) / "llama-2-7b"
 
 #: Streams of others, and for how long they are watched while nothing else happens.
 NUM_STREAMS = 8
-IDLE_S = 10.0
+IDLE_S = 5.0
 #: A delay of ours comes every time; one of a busy machine does not.
 NUM_TRIES = 3
 

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from punica_serve.bench.coldstart_idle import idle_run
 
 
 @pytest.fixture
@@ -18,8 +21,9 @@ def config_file(tiny_llama: Path, tmp_path: Path) -> Path:
 
 
 def test_each_mode_has_a_row_for_each_rank_and_prompt(
-    cli: Callable[..., Any], config_file: Path, tmp_path: Path
+    cli: Callable[..., Any], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(idle_run, "IdleSettings", partial(idle_run.IdleSettings, gap_s=0.02))
     out = tmp_path / "out"
     options = ["--modes", "wait,layerwise", "--rank", "4", "--rank", "8", "--prompt-tokens", "5", "--arrivals", "2"]
     outcome = cli("bench", "coldstart-idle", "--config", str(config_file), *options, "--out", str(out))
