@@ -48,7 +48,7 @@ class LayerShare:
         first, num_ranks = self.columns.start, len(self.b)
         for number, own in self._pieces():
             b = self.b[:, own.start - first : own.stop - first]
-            delta[:, own.start : own.stop] = v[number * num_ranks : (number + 1) * num_ranks].T @ b
+            torch.mm(v[number * num_ranks : (number + 1) * num_ranks].T, b, out=delta[:, own.start : own.stop])
 
     def _pieces(self) -> Iterator[tuple[int, range]]:
         """Its columns by slice."""
