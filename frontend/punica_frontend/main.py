@@ -33,6 +33,7 @@ from punica_serve.process.memory_tuning import freeze_gc, keep_trimming_heap
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
 from punica_serve.process.tracing import closing_spans, span_sink
+from punica_serve.registry.checked_adapters import CheckedAdapters
 from punica_serve.registry.shared import shared_adapters
 from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.text.prompt_limits import PromptLimits
@@ -42,9 +43,17 @@ log = logging.getLogger(__name__)
 
 
 async def serve(
-    config: ClusterConfig, token: str, *, scheduler_url: str, host: str | None, port: int | None, drain: Drain
+    config: ClusterConfig,
+    token: str,
+    *,
+    scheduler_url: str,
+    host: str | None,
+    port: int | None,
+    drain: Drain,
+    checked: CheckedAdapters | None = None,
 ) -> None:
-    """Runs a frontend until cancelled or drained; ``host`` and ``port`` override the config's.
+    """Runs a frontend until cancelled or drained; ``host`` and ``port`` override the config's. Adapters of the config
+    that are ``checked`` are not read again.
 
     Raises ConfigError for an address that is unavailable or unsafe, an invalid scheduler URL, or tracing without its
     exporter; ModelRejected for a model folder that can't be served.
@@ -56,7 +65,7 @@ async def serve(
     https = server_context(config.frontend.tls) if config.frontend.tls else None
     max_connections = num_connections(config.frontend.max_connections, raise_file_limit())
     with bind(host, port) as listener:
-        model, tokenizer, shared = await _read_models(config)
+        model, tokenizer, shared = await _read_models(config, checked)
         async with (
             registry_when_available(
                 config.registry_url, shared, listener=listener, max_connections=max_connections, drain=drain, tls=https
@@ -130,14 +139,16 @@ def _server(dependencies: AppDependencies, max_connections: int, tls: ssl.SSLCon
     )
 
 
-async def _read_models(config: ClusterConfig) -> tuple[ModelConfig, Tokenizer, SharedAdapters]:
+async def _read_models(
+    config: ClusterConfig, checked: CheckedAdapters | None
+) -> tuple[ModelConfig, Tokenizer, SharedAdapters]:
     """Reads the model, the tokenizer and the config file's adapters in a thread; cancelling stops it between files."""
     stop = threading.Event()
 
     def read() -> tuple[ModelConfig, Tokenizer, SharedAdapters]:
         model = read_model_config(config.engine.model)
         tokenizer = Tokenizer.from_folder(config.engine.tokenizer_folder)
-        return model, tokenizer, shared_adapters(config, model, stop=stop)
+        return model, tokenizer, shared_adapters(config, model, stop=stop, checked=checked)
 
     try:
         model, tokenizer, shared = await asyncio.to_thread(read)

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 def read_adapter(
-    folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None, warns: bool = True
+    folder: Path, model: ModelConfig, *, strict_base: bool = False, called: str | None = None
 ) -> AdapterRef:
     """Reads and checks an unknown PEFT folder, without holding its weights in memory.
 
@@ -64,7 +64,7 @@ def read_adapter(
 
     An adapter trained on a base model of another name is served with a warning, or refused if ``strict_base``. So is
     one whose configuration names modules or layers that the base model lacks. Warnings name it ``called``, by default
-    its folder; without ``warns`` there are none.
+    its folder.
     """
     called = called or str(folder)
     try:
@@ -88,9 +88,8 @@ def read_adapter(
         raise unreadable(error) from error
     except MemoryError as error:
         raise AdapterRejected(str(error), param=WEIGHTS_NAME, where=f"{folder}/") from error
-    if warns:
-        _warn_of_base_name(called, config, model)
-        _warn(called, matches, text)
+    _warn_of_base_name(called, config, model)
+    _warn(called, matches, text)
     digest = _digest(hashlib.sha256(config_bytes).digest(), weights_hash)
     uri, scalings = str(folder.resolve()), scalings_of(targets)
     invocation = config.alora_invocation_tokens or ()

@@ -1,5 +1,6 @@
 """`punica-serve scheduler`, `runner` and `frontend`: one process each, for clusters of several machines."""
 
+import os
 import socket
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,6 +90,7 @@ def frontend(
     """Run a frontend: the HTTP and websocket API."""
     import punica_frontend.main
     from punica_serve.config.cluster import load_config
+    from punica_serve.registry.checked_adapters import CheckedAdapters
 
     cluster = load_config(config).with_log_format(log_format).without_auth(insecure_no_auth)
     drain = run.Drain(cluster.frontend.drain_timeout_s)
@@ -99,6 +101,7 @@ def frontend(
         host=host,
         port=port,
         drain=drain,
+        checked=CheckedAdapters.from_environment(os.environ),
     )
     run.run_process("frontend", serve, log_level=log_level, log_format=cluster.log.format, drain=drain)
 

@@ -14,6 +14,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import AdapterRejected, InvalidRequest, PunicaError, StoreUnavailable
 from punica_serve.protocol import AdapterRef
+from punica_serve.registry.checked_adapters import CheckedAdapters
 from punica_serve.registry.names import SHARED_TENANT, check_adapter_name
 from punica_serve.registry.records import AdapterVersion, ServedBase
 from punica_serve.registry.snapshot import SharedAdapters
@@ -27,11 +28,17 @@ _NUM_SHAPE_DIGITS = 16
 logger = logging.getLogger(__name__)
 
 
-def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | None = None) -> SharedAdapters:
+def shared_adapters(
+    config: ClusterConfig,
+    model: ModelConfig,
+    *,
+    stop: Event | None = None,
+    checked: CheckedAdapters | None = None,
+) -> SharedAdapters:
     """Reads every folder of `adapters:`, and leaves out those that can't be served. Blocks until done.
 
-    Dummy adapters are added where no folder has the name. If another thread sets ``stop``, it stops after the current
-    folders and raises CancelledError.
+    Dummy adapters are added where no folder has the name. Weights that are ``checked`` are not read. If another thread
+    sets ``stop``, it stops after the current folders and raises CancelledError.
     """
     folders = config.adapters
 
@@ -39,7 +46,7 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
         if stop and stop.is_set():
             raise CancelledError
         try:
-            return read_shared(name, config, model)
+            return read_shared(name, config, model, checked)
         except (AdapterRejected, InvalidRequest, StoreUnavailable) as error:
             return _refused(name, error)
 
@@ -57,15 +64,18 @@ def shared_adapters(config: ClusterConfig, model: ModelConfig, *, stop: Event | 
     )
 
 
-def read_shared(name: str, config: ClusterConfig, model: ModelConfig, *, warns: bool = True) -> AdapterVersion:
-    """Reads and checks the adapter ``name`` of ``config``. Blocks while its whole file is read.
+def read_shared(
+    name: str, config: ClusterConfig, model: ModelConfig, checked: CheckedAdapters | None = None
+) -> AdapterVersion:
+    """Reads and checks the adapter ``name`` of ``config``. Blocks while its file is read, unless it is ``checked``.
 
-    Without ``warns``, nothing is logged. Raises InvalidRequest for its name, AdapterRejected, and StoreUnavailable if
-    this machine can't check it now.
+    Raises InvalidRequest for its name, AdapterRejected, and StoreUnavailable if this machine can't check it now.
     """
     check_adapter_name(name, base_name=config.engine.served_name)
+    folder = config.adapters[name]
     try:
-        version = _read(name, config.adapters[name], model, strict_base=config.strict_base, warns=warns)
+        ref = checked.find(folder, shape_of(model)) if checked else None
+        version = _read(name, folder, ref or read_adapter(folder, model, strict_base=config.strict_base))
     except OSError as error:  # it disappeared after it was read
         raise unreadable(error) from error
     check_fits_pool(version.ref, config.engine.lora_pages, config.engine.lora_limits)
@@ -74,13 +84,18 @@ def read_shared(name: str, config: ClusterConfig, model: ModelConfig, *, warns: 
 
 def served_base(name: str, model: ModelConfig) -> ServedBase:
     """The base model of a service, which calls it ``name``, for comparison with those of other services."""
+    return ServedBase(name, shape_of(model))
+
+
+def shape_of(model: ModelConfig) -> str:
+    """Equal for base models that the same adapters fit."""
     spec = model.spec
     # Sorted: registries keep the shape, so it must not change with the order in which a release stacks modules.
     modules = sorted(
         (module.name, module.in_features, module.out_features) for group in spec.groups for module in group.projections
     )
     shape = repr((spec.num_layers, modules, model.vocab_size, model.hidden_size))
-    return ServedBase(name, hashlib.sha256(shape.encode()).hexdigest()[:_NUM_SHAPE_DIGITS])
+    return hashlib.sha256(shape.encode()).hexdigest()[:_NUM_SHAPE_DIGITS]
 
 
 def _refused(name: str, error: PunicaError) -> AdapterRejected:
@@ -90,8 +105,7 @@ def _refused(name: str, error: PunicaError) -> AdapterRejected:
     return AdapterRejected(error.message, param=error.param, where=where)
 
 
-def _read(name: str, folder: Path, model: ModelConfig, *, strict_base: bool, warns: bool) -> AdapterVersion:
-    ref = read_adapter(folder, model, strict_base=strict_base, warns=warns)
+def _read(name: str, folder: Path, ref: AdapterRef) -> AdapterVersion:
     base_model = parse_peft_config((folder / CONFIG_NAME).read_bytes()).base_model_name_or_path
     created_s = (folder / WEIGHTS_NAME).stat().st_mtime
     return _shared(name, ref, base_model=base_model, chat_template=read_chat_template(folder), created_s=created_s)

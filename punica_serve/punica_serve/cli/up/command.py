@@ -27,6 +27,8 @@ from punica_serve.process import run
 from punica_serve.process.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from punica_serve.cli.up.written_config import WrittenConfig
@@ -159,7 +161,7 @@ def _write(written: "WrittenConfig | None", console: "Console") -> None:
 
 def _plan(options: Options) -> Plan:
     """The processes on this machine. Raises ConfigError and ModelRejected."""
-    config = _checked_config(options)
+    config, checked = _checked_config(options)
     _check_runners(config, options.num_runners)
     check_devices(config.runner.devices)
     check_host(config)
@@ -179,12 +181,13 @@ def _plan(options: Options) -> Plan:
         insecure_no_auth=options.insecure_no_auth,
         frontend_ports=listening_ports(host, port, options.num_frontends, "--port"),
         https=config.frontend.tls,
+        environment=checked,
     )
 
 
 def _ray_plan(options: Options) -> RayPlan:
     """The processes on Ray. Raises ConfigError and ModelRejected."""
-    config = _checked_config(options)
+    config, _ = _checked_config(options)
     if options.num_runners > 1:
         raise ConfigError(
             "`--runners` is for one machine; with `--ray` each of Ray's nodes has one runner", param="runners"
@@ -201,8 +204,11 @@ def _ray_plan(options: Options) -> RayPlan:
     )
 
 
-def _checked_config(options: Options) -> "ClusterConfig":
-    """The config with the options applied. Raises ConfigError and ModelRejected."""
+def _checked_config(options: Options) -> "tuple[ClusterConfig, Mapping[str, str]]":
+    """The config with the options applied, and what the frontends' environment tells of its adapters.
+
+    Raises ConfigError and ModelRejected.
+    """
     from punica_serve.config.cluster import load_config
 
     config = load_config(options.path) if options.written is None else options.written.config
@@ -214,11 +220,11 @@ def _checked_config(options: Options) -> "ClusterConfig":
             param="runner.hosts",
         )
     model = check_config(config)
-    if options.written is not None:
-        from punica_serve.cli.up.given_adapters import check_given_adapters
+    if options.written is None:
+        return config, {}
+    from punica_serve.cli.up.given_adapters import check_given_adapters
 
-        check_given_adapters(config, model)
-    return config
+    return config, check_given_adapters(config, model).to_environment()
 
 
 def _check_runners(config: "ClusterConfig", num_runners: int) -> None:

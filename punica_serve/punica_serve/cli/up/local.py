@@ -30,7 +30,9 @@ async def serve(plan: Plan, console: "Console") -> None:
         lifeline_fd = stack.enter_context(lifeline())
 
         async def start(processes: Sequence[Process]) -> None:
-            children = [Child(each.name, each.command, lifeline_fd, environment) for each in processes]
+            children = [
+                Child(each.name, each.command, lifeline_fd, {**environment, **each.environment}) for each in processes
+            ]
             await stack.enter_async_context(kept_running(children))
 
         await start([plan.scheduler()])

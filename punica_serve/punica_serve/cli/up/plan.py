@@ -2,8 +2,10 @@
 
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from punica_serve.links.addresses import frontend_url, scheduler_url
@@ -19,6 +21,8 @@ class Process:
 
     name: str
     command: list[str]
+    #: Added to its environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Plan:
     frontend_ports: tuple[int, ...]
     #: The frontends' certificate for clients; None means HTTP.
     https: "HttpsConfig | None" = None
+    #: Added to the frontends' environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def urls(self) -> list[str]:
@@ -63,6 +69,7 @@ class Plan:
                 _name("frontend", f"on port {port}", self.frontend_ports),
                 *("frontend", *self._dialling, "--host", self.frontend_host, "--port", str(port)),
                 *(["--insecure-no-auth"] if self.insecure_no_auth else []),
+                environment=self.environment,
             )
             for port in self.frontend_ports
         ]
@@ -71,10 +78,10 @@ class Plan:
     def _dialling(self) -> list[str]:
         return ["--scheduler-url", scheduler_url(self.scheduler_host, self.scheduler_port, is_tls=self.is_tls)]
 
-    def _process(self, name: str, *arguments: str) -> Process:
+    def _process(self, name: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> Process:
         """Runs `punica-serve ...`, without importing from the working directory."""
         common = ["--config", str(self.config), "--log-level", self.log_level, "--log-format", self.log_format]
-        return Process(name, [sys.executable, "-P", "-m", "punica_serve.cli", *arguments, *common])
+        return Process(name, [sys.executable, "-P", "-m", "punica_serve.cli", *arguments, *common], environment)
 
 
 def runner_ids(num_runners: int) -> tuple[str, ...]:
