@@ -1,12 +1,13 @@
-"""Fixtures of a scheduler in words: see ``scheduler_in_words``."""
+"""Fixtures of a scheduler in words: see ``scheduler_in_words``; and of one behind websockets."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from punica_serve.protocol import AdapterRef
 from scheduler_in_words import Cluster, adapter
+from scheduler_peers import Peers, config, serving
 
 
 @pytest.fixture
@@ -38,3 +39,10 @@ def cluster(filled: Callable[..., Cluster]) -> Cluster:
 def adapter_fixture() -> Callable[..., AdapterRef]:
     """Called with a digest, and a rank if it matters."""
     return adapter
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    """Frontends and runners of a scheduler on loopback."""
+    async with serving(config()) as peers:
+        yield peers

@@ -5,9 +5,7 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,11 +13,8 @@ from msgspec.structs import replace
 from punica_scheduler import server
 from punica_scheduler.core import admission
 from punica_scheduler.core.scheduler import Scheduler
-from punica_serve.errors import ConfigError, ProtocolError
-from punica_serve.links import channel as links
-from punica_serve.links.hello import HandshakeRefused
+from punica_serve.errors import ConfigError
 from punica_serve.protocol import (
-    PROTOCOL_VERSION,
     AdapterRef,
     AdaptersCached,
     CallReply,
@@ -31,11 +26,9 @@ from punica_serve.protocol import (
     Ending,
     Forget,
     ForgetAdapter,
-    FrontendHello,
     GetHistory,
     GetResidency,
     GpuJoined,
-    GpuLost,
     HistoryReply,
     Limits,
     PromiseCounts,
@@ -48,8 +41,6 @@ from punica_serve.protocol import (
     Warm,
     WarmAdapter,
     decode_history,
-    encode,
-    join,
 )
 from scheduler_peers import (
     TOKEN,
@@ -59,7 +50,6 @@ from scheduler_peers import (
     cluster_when,
     config,
     gpu,
-    has_ended,
     next_ending,
     receive,
     report,
@@ -67,12 +57,6 @@ from scheduler_peers import (
     serving,
 )
 from waits import DEADLINE_S
-
-
-@pytest.fixture
-async def peers() -> AsyncIterator[Peers]:
-    async with serving(config()) as peers:
-        yield peers
 
 
 async def test_a_request_runs_from_frontend_to_gpu_and_back(peers: Peers) -> None:
@@ -115,84 +99,6 @@ async def test_commands_leave_in_the_order_of_their_numbers(peers: Peers) -> Non
     assert [(await receive(runner)).seq for _ in range(100)] == list(range(1, 101))
 
 
-async def test_a_lost_runner_gives_its_requests_to_another(peers: Peers) -> None:
-    frontend, first = await peers.frontend(), await peers.runner("first", gpus=("B",))
-    frontend.send(add(request()))
-    start = await receive(first)
-    second = await peers.runner("second", gpus=("A",))
-    first.send(report(start, 40))
-    while not isinstance(await receive(frontend), Deliveries):
-        pass
-    await first.close()
-    again = await receive(second)
-    assert (again.gpu_uuid, again.request.generated_ids) == ("A", (40,))
-    assert again.assignment != start.assignment
-
-
-async def test_a_lost_gpu_is_no_longer_its_runners_to_speak_for(peers: Peers) -> None:
-    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A", "B"))
-    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 2)
-    frontend.send(add(request()))
-    start = await receive(runner)
-    runner.send(GpuLost("B", "it caught fire"))
-    runner.send(report(start, 40))
-    assert (await receive(runner)).gpu_uuid == "A"
-    cluster = await cluster_of(frontend)
-    assert [gpu.gpu.uuid for gpu in cluster.gpus] == ["A"]
-    assert (cluster.counters["gpus_lost"], cluster.counters["tokens"]) == (1, 0)
-
-
-async def test_a_lost_frontend_has_its_requests_cancelled(peers: Peers) -> None:
-    watcher, frontend, runner = await peers.frontend("watcher"), await peers.frontend(), await peers.runner(gpus=("A",))
-    frontend.send(add(request()))
-    await receive(runner)
-    await frontend.close()
-    assert isinstance(await receive(runner), StopRequest)
-    assert (await cluster_when(watcher, lambda cluster: cluster.num_frontends == 1)).counters["cancelled"] == 1
-
-
-async def test_a_frontend_that_dials_again_replaces_its_old_link(peers: Peers) -> None:
-    old, runner = await peers.frontend(), await peers.runner(gpus=("A",))
-    old.send(add(request()))
-    await receive(runner)
-    new = await peers.frontend()
-    assert isinstance(await receive(runner), StopRequest)
-    old.send(CancelRequest("r1"))
-    messages: list[Any] = []
-    async with asyncio.timeout(DEADLINE_S):
-        await old.serve(messages.append)
-    assert all(isinstance(message, Limits) for message in messages)
-    assert old.end_reason == "closed with code 1000 another link of frontend frontend has joined"
-    assert (await cluster_of(new)).num_frontends == 1
-
-
-async def test_a_second_runner_of_one_id_is_refused_until_the_first_is_gone(peers: Peers) -> None:
-    first = await peers.runner(gpus=("A",))
-    frontend = await peers.frontend()
-    with pytest.raises(HandshakeRefused, match="another runner has the id 'runner'; give each its own `--runner-id`"):
-        await peers.runner(instance="process 2")
-    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    await first.close()
-    await cluster_when(frontend, lambda cluster: cluster.num_runners == 0)
-    await peers.runner(gpus=("B",), instance="process 2")
-    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-
-
-async def test_a_runner_that_dials_again_replaces_its_old_link_and_both_ends_say_so(
-    peers: Peers, caplog: pytest.LogCaptureFixture
-) -> None:
-    frontend, old = await peers.frontend(), await peers.runner(gpus=("A",))
-    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    new = await peers.runner()
-    assert await has_ended(old)
-    assert old.end_reason == "closed with code 1000 another link of runner runner has joined"
-    assert "another link of runner runner has joined; the one before is closed" in caplog.text
-    new.send(GpuJoined(gpu("A")))
-    frontend.send(add(request()))
-    assert (await receive(new)).request == request()
-    assert (await cluster_of(frontend)).num_runners == 1
-
-
 async def test_a_request_too_long_to_be_sent_with_its_answer_is_refused_alone(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,31 +111,6 @@ async def test_a_request_too_long_to_be_sent_with_its_answer_is_refused_alone(
     assert (error.code, error.param) == ("invalid_request", "max_tokens")
     frontend.send(add(request()))
     assert (await receive(runner)).request == request()
-
-
-async def test_a_message_that_can_not_be_sent_costs_its_link_alone(
-    peers: Peers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
-    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    long = add(request(prompt=60))
-    monkeypatch.setattr(links, "MAX_FRAME_BYTES", len(join([encode(long)])))  # its start is longer
-    frontend.send(long)
-    frontend.send(add(request("r2", prompt=10)))
-    assert await has_ended(runner)
-    assert "does not fit a frame" in runner.end_reason
-    monkeypatch.undo()
-    assert (await cluster_when(frontend, lambda cluster: not cluster.gpus)).queue_length == 2
-
-
-async def test_a_gpu_that_another_runner_joins_is_the_others(peers: Peers) -> None:
-    frontend, old = await peers.frontend(), await peers.runner("old", gpus=("A",))
-    await cluster_when(frontend, lambda cluster: len(cluster.gpus) == 1)
-    new = await peers.runner("new", gpus=("A",))
-    await cluster_when(frontend, lambda cluster: cluster.counters["gpus_lost"] == 1)
-    await old.close()
-    frontend.send(add(request()))
-    assert isinstance(await receive(new), StartRequest)
 
 
 async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
@@ -274,36 +155,6 @@ async def test_a_request_that_can_never_fit_is_refused_with_its_field(peers: Pee
     error = (await next_ending(frontend)).error
     assert error is not None
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")
-
-
-async def test_another_major_version_and_a_wrong_token_are_refused(peers: Peers) -> None:
-    with pytest.raises(HandshakeRefused, match="9\\.0.*{}\\.{}".format(*PROTOCOL_VERSION)):
-        await peers.frontend(major=9)
-    with pytest.raises(HandshakeRefused, match="token"):
-        await peers.frontend(token="guess")
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [GpuLost("A", "frontends have none"), FrontendHello(PROTOCOL_VERSION, TOKEN, "again")],
-    ids=["a runner's", "a second hello"],
-)
-async def test_a_peer_that_says_what_it_may_not_is_cut_alone(peers: Peers, bad: Any) -> None:
-    good, rude = await peers.frontend("good"), await peers.frontend("rude")
-    assert await receive(rude) == Limits(0)
-    rude.send(bad)
-    assert await has_ended(rude)
-    assert (await cluster_when(good, lambda cluster: cluster.num_frontends == 1)).num_frontends == 1
-
-
-@pytest.mark.parametrize(
-    "bad", [GpuJoined(gpu("A", num_kv_pages=0)), CancelRequest("r1")], ids=["no pages", "a frontend's"]
-)
-async def test_a_runner_that_says_what_it_may_not_is_cut(peers: Peers, bad: Any) -> None:
-    runner = await peers.runner()
-    runner.send(bad)
-    with pytest.raises(ProtocolError, match="ended too early"):
-        await receive(runner)
 
 
 async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:

@@ -1,6 +1,4 @@
-import errno
 import hashlib
-import io
 import json
 import logging
 import os
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
+from adapter_refusal import refusal
 from punica_serve.adapters.file_reading import ReadBuffer
 from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -29,15 +28,6 @@ K0_A = "base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight"
 
 SetConfig = Callable[..., None]
 EditTensors = Callable[[Callable[[dict[str, np.ndarray]], object]], None]
-
-
-def refusal(folder: Path, model: ModelConfig, **options: Any) -> AdapterRejected:
-    with pytest.raises(AdapterRejected) as caught:
-        read_adapter(folder, model, **options)
-    assert str(caught.value) == f"{caught.value.where}{caught.value.message}"
-    assert str(folder) in caught.value.where, "the log says where it is"
-    assert str(folder) not in caught.value.message, "clients are not told where it is"
-    return caught.value
 
 
 def test_reads_a_folder(folder: Path, model: ModelConfig) -> None:
@@ -171,71 +161,6 @@ def test_a_folder_in_place_of_a_file_is_named(folder: Path, model: ModelConfig, 
 def test_a_missing_folder_is_named(tmp_path: Path, model: ModelConfig, name: str) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert "no such folder" in refusal(tmp_path / name, model).message
-
-
-def _no_more_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "open", fail)
-
-
-class _FailingDisk(io.FileIO):
-    def readinto(self, buffer: object, /) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-
-def _failing_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fdopen", lambda descriptor, mode: io.BufferedReader(_FailingDisk(descriptor)))
-
-
-def _no_more_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("Unable to allocate 8 TiB")
-
-    monkeypatch.setattr(np, "empty", fail)
-
-
-def _no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "adapter_model.safetensors").unlink()
-
-
-def _no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-
-
-HOST_TROUBLES = [
-    (_no_more_files, OSError, r"Too many open files.*adapter_config\.json"),
-    (_failing_disk, OSError, r"Input/output error.*adapter_config\.json"),
-    (_no_more_memory, MemoryError, r"adapter_config\.json: Unable to allocate 8 TiB"),
-    (_no_weights, OSError, r"No such file.*adapter_model\.safetensors"),
-    (_no_folder, OSError, "no such folder, or not readable: .*/good"),
-]
-
-Trouble = Callable[[Path, pytest.MonkeyPatch], None]
-
-
-@pytest.mark.parametrize(("trouble", "kind", "message"), HOST_TROUBLES)
-def test_a_hosts_trouble_is_not_held_against_a_registered_adapter(
-    folder: Path,
-    model: ModelConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    trouble: Trouble,
-    kind: type[Exception],
-    message: str,
-) -> None:
-    ref = read_adapter(folder, model)
-    trouble(folder, monkeypatch)
-    with pytest.raises(kind, match=message):
-        load_adapter(ref, model)
-
-
-@pytest.mark.parametrize("trouble", [trouble for trouble, _, _ in HOST_TROUBLES])
-def test_a_hosts_trouble_refuses_a_new_adapter(
-    folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
-) -> None:
-    trouble(folder, monkeypatch)
-    refusal(folder, model)
 
 
 def test_torch_can_take_the_arrays_as_they_are(folder: Path, model: ModelConfig) -> None:
