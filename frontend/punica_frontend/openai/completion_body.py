@@ -22,7 +22,7 @@ def _as_prompts(value: Any) -> Any:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token_id) is int for token_id in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 class CompletionBody(SamplingBody):
