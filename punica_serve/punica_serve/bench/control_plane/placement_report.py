@@ -16,13 +16,18 @@ def placements_table(placements: Sequence[PlacementTime]) -> TableData:
         Column("num_gpus", "GPUs", ",d"),
         Column("us", "µs from arrival to start", ".1f"),
         Column("over_punica", "over punica", ".2f"),
+        Column("full_us", "µs from end to starts, LoRA pools full", ".0f"),
     )
     us = _us(placements)
     rows: list[tuple[Value, ...]] = [
-        (time.policy, time.num_gpus, time.us, time.us / us["punica", time.num_gpus]) for time in placements
+        (time.policy, time.num_gpus, time.us, time.us / us["punica", time.num_gpus], time.full_us)
+        for time in placements
     ]
-    note = "CPU time of a request of 128 tokens, with an adapter of its own, on a half-full fleet"
-    return TableData("placements", "Placing a request", columns, rows, (note,))
+    notes = (
+        "CPU time of a request of 128 tokens, with an adapter of its own, on a half-full fleet",
+        "LoRA pools full: of a request's end, and of the starts in its place",
+    )
+    return TableData("placements", "Placing a request", columns, rows, notes)
 
 
 def placement_goals(placements: Sequence[PlacementTime]) -> list[Goal]:

@@ -4,10 +4,10 @@ from punica_serve.bench.control_plane.placement_report import placement_goals, p
 
 def _times(small: int, large: int) -> list[PlacementTime]:
     return [
-        PlacementTime("punica", small, 4.0),
-        PlacementTime("rank_aware", small, 6.0),
-        PlacementTime("punica", large, 20.0),
-        PlacementTime("rank_aware", large, 50.0),
+        PlacementTime("punica", small, 4.0, 300.0),
+        PlacementTime("rank_aware", small, 6.0, 300.0),
+        PlacementTime("punica", large, 20.0, 300.0),
+        PlacementTime("rank_aware", large, 50.0, 300.0),
     ]
 
 
