@@ -46,12 +46,19 @@ from punica_serve.registry.snapshot import SharedAdapters
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
 from scripted_scheduler import ScriptedScheduler
+from shared_type_adapters import shared_type_adapters
 from tiny_config import tiny_config
 from waits import until
 
 CONTEXT = 64
 #: The server's limit.
 MAX_CONNECTIONS = 50
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_type_adapters() -> Iterator[None]:
+    with shared_type_adapters():
+        yield
 
 
 @pytest.fixture
