@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from punica_serve.engine.ranks.group_settings import Rendezvous
+from punica_serve.engine.ranks.network_interface import listen_at
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.errors.reasons import reason_of
 
@@ -23,16 +24,14 @@ _NONCE_BYTES = 32
 _MAX_HANDSHAKE_BYTES = 128
 #: Signs of life within the longest silence, after which the system ends a connection whose other host is gone.
 _NUM_KEEPALIVES = 4
-_BACKLOG = 128
 
 TcpConnection: TypeAlias = "Connection[Any, Any]"
 
 
 def listen(rendezvous: Rendezvous) -> socket.socket:
     """The leader's socket. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in rendezvous.host else socket.AF_INET
     try:
-        sock = socket.create_server((rendezvous.host, rendezvous.port), family=family, backlog=_BACKLOG)
+        sock = listen_at(rendezvous.host, rendezvous.port)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"can't listen on {rendezvous}: {reason_of(error)}; set `runner.rendezvous` to a free port at an address"

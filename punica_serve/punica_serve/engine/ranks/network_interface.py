@@ -1,4 +1,4 @@
-"""The network interface by which this host reaches another one, for libraries that must be told."""
+"""The addresses of this host: where it listens, and by which network interface it reaches another host."""
 
 import fcntl
 import socket
@@ -11,6 +11,16 @@ _SIOCGIFADDR = 0x8915
 #: Any port: nothing is sent.
 _PORT = 9
 _NAME_BYTES = 256
+#: Connections that wait to be accepted.
+_BACKLOG = 128
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address of this host, and at no other. Port 0: a free one. Raises OSError, and
+    UnicodeError for a name that is none.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def interface_to(host: str) -> str | None:

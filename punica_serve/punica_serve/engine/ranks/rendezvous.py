@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from punica_serve.base_model.rank import Rank
-from punica_serve.engine.ranks.network_interface import LOOPBACK
+from punica_serve.engine.ranks.network_interface import LOOPBACK, listen_at
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
@@ -23,11 +23,18 @@ _INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 
 
 def open_port(host: str, timeout_s: float) -> TCPStore:
-    """The leader's store, at a free port; it serves the others for as long as it lives. ``host``: as they reach it."""
+    """The leader's store, at a free port; it serves the others for as long as it lives. ``host``: as they reach it.
+
+    It asks nobody for a key, so it listens at that address alone; torch's own socket would listen at all of them.
+    """
     if dist.is_initialized():
         message = "this process has a group of ranks already, and can have one at a time"
         raise ConfigError(message, param="runner.devices")
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    sock = listen_at(host, 0)
+    port, timeout = sock.getsockname()[1], timedelta(seconds=timeout_s)
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=sock.detach()
+    )
 
 
 def reach_port(host: str, port: int, timeout_s: float) -> TCPStore:
