@@ -18,10 +18,10 @@ from punica_serve.engine.ranks.network_interface import listen_at
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError
 from punica_serve.errors.reasons import reason_of
 
-#: From the connection to its proof.
+#: From the connection to its proof, and from there to its first message.
 _HANDSHAKE_TIMEOUT_S = 5.0
 _NONCE_BYTES = 32
-_MAX_HANDSHAKE_BYTES = 128
+_MAX_HANDSHAKE_BYTES, _MAX_FIRST_BYTES = 128, 64 << 10
 #: Signs of life within the longest silence, after which the system ends a connection whose other host is gone.
 _NUM_KEEPALIVES = 4
 
@@ -52,9 +52,13 @@ def listen(rendezvous: Rendezvous) -> socket.socket:
 def accept(sock: socket.socket, key: bytes, silence_timeout_s: float) -> TcpConnection:
     """The connection of an accepted socket, which it owns, once the other end has proved that it knows the key.
 
-    Raises ProtocolError.
+    Raises ProtocolError, and OSError for a socket that has ended.
     """
-    _keep_alive(sock, silence_timeout_s)
+    try:
+        _keep_alive(sock, silence_timeout_s)
+    except OSError:
+        sock.close()
+        raise
     connection = _connection(sock)
     try:
         with _deadline(connection):
@@ -69,6 +73,15 @@ def accept(sock: socket.socket, key: bytes, silence_timeout_s: float) -> TcpConn
         connection.close()
         raise
     return connection
+
+
+def receive_first(connection: TcpConnection) -> bytes:
+    """The first message on a connection that was accepted. Raises ProtocolError if it does not come in time."""
+    try:
+        with _deadline(connection):
+            return connection.recv_bytes(_MAX_FIRST_BYTES)
+    except (OSError, EOFError) as error:
+        raise ProtocolError("it did not say which host or rank it is") from error
 
 
 def dial(rendezvous: Rendezvous, silence_timeout_s: float) -> TcpConnection:

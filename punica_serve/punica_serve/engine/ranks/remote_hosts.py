@@ -1,35 +1,25 @@
 """The hosts that join a group: its leader waits for them at the rendezvous, and tells each which ranks to start."""
 
 import logging
-import socket
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 
 from punica_serve.config.device_groups import place_of
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.ranks.group_listener import GroupListener
 from punica_serve.engine.ranks.group_settings import Rendezvous
-from punica_serve.engine.ranks.host_connection import TcpConnection, accept, listen
+from punica_serve.engine.ranks.host_connection import TcpConnection
 from punica_serve.engine.ranks.host_messages import FirstMessage, HostHello, HostToLeader, HostWelcome, RankArrival
-from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
+from punica_serve.engine.ranks.rank_link import RankLink
 from punica_serve.engine.ranks.rank_messages import RankToLeader
 from punica_serve.engine.ranks.rank_ring import RankRing
 from punica_serve.engine.ranks.remote_host import RemoteHost
 from punica_serve.engine.ranks.remote_rank import RemoteRank
 from punica_serve.errors import ProtocolError
 from punica_serve.protocol import PROTOCOL_VERSION, AdapterRef, Refused, WireError
-from punica_serve.protocol.codec import Decoder
 from punica_serve.version import __version__
 
 log = logging.getLogger(__name__)
-
-#: From a connection to its first message.
-_FIRST_MESSAGE_TIMEOUT_S = 5.0
-#: Longest wait for a thread's end.
-_JOIN_S = 5.0
-
-_decode_first = Decoder(FirstMessage)
 
 
 class RemoteHosts:
@@ -50,14 +40,12 @@ class RemoteHosts:
         self._rendezvous = rendezvous
         self._silence_timeout_s = silence_timeout_s
         self.hosts = _hosts(devices, ring, first_reader, silence_timeout_s)
-        self._socket = listen(rendezvous)
-        self._thread = threading.Thread(target=self._accept_all, name="rendezvous", daemon=True)
-        self._thread.start()
+        self._listener = GroupListener(rendezvous, silence_timeout_s, self._admit)
         log.info("waiting at %s for %s", rendezvous, _named(self.absent))
 
     @property
     def address(self) -> str:
-        """Of the leader's host."""
+        """The leader's host, as the others reach it."""
         return self._rendezvous.host
 
     @property
@@ -70,7 +58,7 @@ class RemoteHosts:
         return [host.number for host in self.hosts if not host.has_joined]
 
     def why_late(self) -> str:
-        """What to do about hosts that have not joined, for an error; "" if all have."""
+        """Names the hosts that have not joined, and what to do, for an error; "" if all have."""
         if not (absent := self.absent):
             return ""
         return (
@@ -89,39 +77,17 @@ class RemoteHosts:
 
     def close(self) -> None:
         """Ends all connections, and listens no more. May be called again."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait in accept, as a close would not
-        self._thread.join(_JOIN_S)
-        self._socket.close()
+        self._listener.close()
         for host in self.hosts:
             host.close()
 
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                sock, address = self._socket.accept()
-            except OSError:
-                return  # it was closed
-            try:
-                self._admit(accept(sock, self._rendezvous.key, self._silence_timeout_s))
-            except (ProtocolError, LinkEnded) as error:
-                log.warning("refused a connection to the group from %s: %s", address[0], error)
-            except OSError as error:  # the peer is gone
-                log.warning("lost a connection to the group from %s: %s", address[0], error)
-
-    def _admit(self, connection: TcpConnection) -> None:
+    def _admit(self, message: FirstMessage, connection: TcpConnection) -> None:
         """Raises ProtocolError for what can't join, after it was told, OSError and LinkEnded."""
         try:
-            if not connection.poll(_FIRST_MESSAGE_TIMEOUT_S):
-                raise ProtocolError(f"it has said nothing for {_FIRST_MESSAGE_TIMEOUT_S:g} s")
-            message = _decode_first(connection.recv_bytes())
             if isinstance(message, HostHello):
                 self._admit_host(message, connection)
             else:
                 self._admit_rank(message, connection)
-        except EOFError:
-            connection.close()
-            raise ProtocolError("it has ended the connection") from None
         except BaseException:
             connection.close()
             raise
@@ -158,7 +124,7 @@ class RemoteHosts:
 
 
 def host_version() -> str:
-    """Of the release and of the messages, which must be the same on all hosts."""
+    """The version of the release and of the messages, which must be the same on all hosts."""
     return ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
 
 

@@ -32,9 +32,7 @@ def open_port(host: str, timeout_s: float) -> TCPStore:
         raise ConfigError(message, param="runner.devices")
     sock = listen_at(host, 0)
     port, timeout = sock.getsockname()[1], timedelta(seconds=timeout_s)
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=sock.detach()
-    )
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=sock.detach())
 
 
 def reach_port(host: str, port: int, timeout_s: float) -> TCPStore:
