@@ -21,7 +21,7 @@ from punica_serve.engine.ranks.host_messages import HelloAnswer, HostHello, Host
 from punica_serve.engine.ranks.host_ranks import HostRanks
 from punica_serve.engine.ranks.rank_command import RankCommand
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
-from punica_serve.engine.ranks.remote_hosts import host_version
+from punica_serve.engine.ranks.rank_messages import group_version
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError, PunicaError
 from punica_serve.links.backoff import Backoff
 from punica_serve.process.readiness import READY, notify
@@ -100,7 +100,7 @@ class JoinedHost:
         """Blocks. Raises ClusterUnavailable and ProtocolError."""
         link = RankLink(dial(rendezvous, self._settings.silence_timeout_s), HelloAnswer)
         try:
-            link.send(HostHello(host_version(), self._host, self._devices))
+            link.send(HostHello(group_version(), self._host, self._devices))
             if not link.await_message(_ANSWER_TIMEOUT_S):
                 raise ClusterUnavailable(f"host 0 at {rendezvous} has not answered within {_ANSWER_TIMEOUT_S:g} s")
             answer = link.receive()

@@ -71,7 +71,7 @@ class ColdstartMeasured:
 
     warm: StreamTimes
     cold: StreamTimes
-    #: Of the packed files of cold streams.
+    #: The packed files of cold streams.
     cached: CachedShares = field(default_factory=CachedShares)
 
 

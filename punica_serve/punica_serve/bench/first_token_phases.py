@@ -15,7 +15,7 @@ from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 TAKING = "waiting for the step loop to take it"
 JOINING = "waiting for a step that it may join"
 PREFILL = "the step of its prefill"
-#: Of gaps alone: no request of the stream was on its way.
+#: A phase of gaps alone: no request of the stream was on its way.
 NOTHING = "no arrival"
 
 #: All phases in their order. The copy of the rest goes on beside the last two.
@@ -74,7 +74,7 @@ class StepGap:
     num_prefill_tokens: int
     #: The device had no step then: the next was launched late.
     idle_s: float
-    #: Of the step loop's thread: on a core, and ready without one.
+    #: Time of the step loop's thread: on a core, and ready without one.
     core_s: float
     no_core_s: float
 
@@ -99,7 +99,7 @@ class PhaseTimeline:
     def __init__(self, tokens: Iterable[FirstToken]) -> None:
         self._spans = sorted((span for token in tokens for span in token.spans), key=lambda span: span.start_s)
         self._starts_s = [span.start_s for span in self._spans]
-        #: Of each span and those before it, the latest end.
+        #: The latest end of each span and those before it.
         self._latest_ends_s = list(accumulate((span.end_s for span in self._spans), max))
 
     def phase_of(self, gap: StepGap) -> str:

@@ -11,7 +11,7 @@ _KIB, _TICKS_PER_S = 1024, 100
 
 @dataclass(frozen=True, slots=True)
 class HostCounters:
-    """Counts since the host's start, or this process's, and what is so at this moment; 0 where the system is silent."""
+    """Counts since the start of the host or of this process, and sizes at this moment; 0 where the system is silent."""
 
     #: Memory of the machine, which some virtual machines get as they use it.
     memory_bytes: int = 0
@@ -40,7 +40,7 @@ class HostCounters:
         )
 
     def since(self, start: "HostCounters") -> "HostCounters":
-        """What has changed since an earlier moment."""
+        """The changes since an earlier moment."""
         return HostCounters(*(getattr(self, each.name) - getattr(start, each.name) for each in fields(self)))
 
 

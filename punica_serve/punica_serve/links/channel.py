@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 1.0
 #: Close codes of a process that stops on purpose.
 _IN_ORDER = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY)
 
-#: What is left of a message's work, for a later turn of the event loop.
+#: The rest of a message's work, for a later turn of the event loop.
 Rest = Callable[[], None]
 
 #: The header of a short array.
@@ -65,7 +65,7 @@ class Channel:
         self._served: asyncio.Future[None] = self._loop.create_future()
         #: Messages of the newest frame that have not been delivered.
         self._received: Iterator[Any] = iter(())
-        #: What the handler of the newest message left for later; it comes before the next message.
+        #: The work that the handler of the newest message left for later; it comes before the next message.
         self._rest: Rest | None = None
         #: Delivery continues in a later turn of the event loop.
         self._has_turn_due = False
@@ -216,7 +216,7 @@ class Channel:
                             return
                         if self._rest is not None:
                             self._has_turn_due = True
-                            # What tasks write in the next turn leaves at its end.
+                            # Tasks write in the next turn, and that leaves at its end.
                             self._loop.call_soon(self._loop.call_soon, self._deliver)
                             return
                 if num_turn_bytes > MAX_TURN_BYTES:

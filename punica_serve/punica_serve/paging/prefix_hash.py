@@ -16,7 +16,7 @@ from punica_serve.protocol import PrefixCaching, Request
 
 #: With 128 bits of a cryptographic hash nobody finds tokens whose pages have the key of another tenant's.
 _KEY_BYTES = 16
-#: Of the hash that a block begins with.
+#: The length of the hash that a block begins with.
 _CHAIN_BYTES = 32
 _ID_BYTES = 4
 #: A block is kept as a whole, so a smaller one is found more often, and a larger one costs less to find.
@@ -145,7 +145,7 @@ def _chain(begin: bytes, block: bytes) -> bytes:
 
 @lru_cache(_MAX_BLOCKS)
 def _hash_of(parts: _Parts, person: bytes = _OWNER) -> bytes:
-    """Of the tag and the value of each part."""
+    """The hash of the tag and the value of each part."""
     return blake2b(_encode(parts), digest_size=_CHAIN_BYTES, person=person).digest()
 
 

@@ -1,4 +1,4 @@
-"""What `up` has found out about adapters' files, for the frontends that it starts: nobody reads the weights again.
+"""The adapters that `up` has checked, for the frontends that it starts, which need not read the weights again.
 
 It travels in the environment. Files that have changed since, and a base model of another shape, are checked again, as
 everything is in a frontend that starts without it. A load compares the digest, so nothing else is ever applied.
@@ -50,7 +50,7 @@ class CheckedAdapters(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "CheckedAdapters":
-        """What this process was given; nothing, if that can't be read: then adapters are read as ever."""
+        """The adapters that this process was told of; none if that can't be read: then it reads all of them."""
         try:
             return msgspec.json.decode(environment.get(CHECKED_ENV, "{}"), type=cls)
         except msgspec.DecodeError:

@@ -30,7 +30,7 @@ class LayerShare:
     ranks: range
     #: [own ranks, in]
     a: Tensor
-    #: Of the group's output.
+    #: Columns of the group's output.
     columns: range
     #: [ranks, own columns]
     b: Tensor

@@ -19,7 +19,7 @@ _PAUSE_S = 0.001
 #: Rounds of a check of the one kernel: both places of its memory, each used again.
 _NUM_ROUNDS = 4
 _EPS = 1e-6
-#: What ranks do together, as the votes name it.
+#: The parts that ranks do together, as the votes name them.
 _ADD = "add up over ranks"
 _FUSED = "the fused kernel"
 

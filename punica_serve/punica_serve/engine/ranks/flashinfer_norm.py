@@ -18,8 +18,8 @@ from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 
 #: Mappings that FlashInfer makes for a workspace: rows, flags, and rows that say themselves that they have come.
 _NUM_MAPPINGS = 3
-#: Of a rank's rows, since a workspace takes 4 times as many bytes for each rank. In float32 on two ranks, two shots
-#: would need more than it has, which FlashInfer takes from twice as many bytes on.
+#: The most bytes of a rank's rows, since a workspace takes 4 times as many for each rank. In float32 on two ranks, two
+#: shots would need more than it has, which FlashInfer takes from twice as many bytes on.
 MAX_BYTES = 64 << 20
 
 

@@ -27,10 +27,10 @@ class RankArrival(Message, frozen=True):
     rank: int
 
 
-#: What a connection may begin with.
+#: The messages that a connection may begin with.
 FirstMessage = HostHello | RankArrival
 
-#: What follows on a host's own.
+#: The messages that follow on a host's own.
 HostToLeader = AdapterFetched | RankPong
 
 # ------------------------------------------------------------------ leader -> host
@@ -41,12 +41,12 @@ class HostWelcome(Message, frozen=True):
 
     #: The engine's settings as JSON, which count for all ranks; files are where the host's own settings say.
     engine: str
-    #: Of the group; the first rank of the host.
+    #: The ranks of the group, and the first one of this host.
     num_ranks: int
     first_rank: int
 
 
 #: The first answer.
 HelloAnswer = HostWelcome | Refused
-#: What may come among the frames of the ring.
+#: The messages that may come among the frames of the ring.
 LeaderToHost = FetchAdapter | RankPing

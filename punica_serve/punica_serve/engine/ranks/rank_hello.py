@@ -9,10 +9,8 @@ import torch
 from punica_serve.base_model.weight_files import weight_files
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.exchange_choice import choice_of
-from punica_serve.engine.ranks.rank_messages import RankHello
+from punica_serve.engine.ranks.rank_messages import RankHello, group_version
 from punica_serve.errors import ConfigError
-from punica_serve.protocol import PROTOCOL_VERSION
-from punica_serve.version import __version__
 
 _GIB = 1 << 30
 #: Pieces of a weight file that tell it from another one of its size, from its beginning to its end.
@@ -21,7 +19,7 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 5, 1 << 16
 
 def hello_of(config: EngineConfig, device: torch.device, num_ranks: int) -> RankHello:
     """This process's hello in a group of so many ranks. Raises ConfigError for a file of times that can't be read."""
-    version = ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
+    version = group_version()
     if device.type == "cpu":
         return RankHello(version, model_digest(config), "gloo", "", "cpu", 0)
     gpu = torch.cuda.get_device_properties(device)

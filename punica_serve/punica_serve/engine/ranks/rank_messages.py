@@ -4,11 +4,18 @@ Commands go through the ring, in one order with the steps. Everything else goes 
 hosts over TCP: what is said at the start, pings, and what has become of commands.
 """
 
-from punica_serve.protocol import AdapterRef, LoraGroup, Request, WireError
+from punica_serve.protocol import PROTOCOL_VERSION, AdapterRef, LoraGroup, Request, WireError
 from punica_serve.protocol.base import Message, Struct
+from punica_serve.version import __version__
 
 #: Pages of an adapter in each group that it touches.
 Pages = dict[LoraGroup, list[int]]
+
+
+def group_version() -> str:
+    """The version of the release and of the messages, which must be the same on all ranks and hosts."""
+    return ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
+
 
 # ------------------------------------------------------------------ through the ring
 

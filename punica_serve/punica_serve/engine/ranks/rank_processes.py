@@ -66,7 +66,7 @@ class RankProcesses:
 
     @property
     def address(self) -> str:
-        """Of this host, as all ranks reach it."""
+        """This host, as all ranks reach it."""
         return self._remote.address if self._remote is not None else _LOOPBACK
 
     @property

@@ -13,7 +13,7 @@ _RING_BYTES = 2 * MAX_FRAME_BYTES
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlace:
-    """What a reader's process inherits: the ring and the bell, as file descriptors, and its place among all readers."""
+    """The ring and the bell that a reader's process inherits, as file descriptors, and its place among all readers."""
 
     ring_fd: int
     bell_fd: int
@@ -30,7 +30,7 @@ class RankRing:
         self._bells = [Doorbell() for _ in range(num_readers)]
 
     def place(self, index: int) -> ReaderPlace:
-        """Of a reader in another process."""
+        """The place of a reader in another process."""
         return ReaderPlace(self._fd, self._bells[index].fd, index, len(self._bells))
 
     def reader(self, index: int) -> tuple[RingReader, Doorbell]:

@@ -11,13 +11,12 @@ from punica_serve.engine.ranks.group_settings import Rendezvous
 from punica_serve.engine.ranks.host_connection import TcpConnection
 from punica_serve.engine.ranks.host_messages import FirstMessage, HostHello, HostToLeader, HostWelcome, RankArrival
 from punica_serve.engine.ranks.rank_link import RankLink
-from punica_serve.engine.ranks.rank_messages import RankToLeader
+from punica_serve.engine.ranks.rank_messages import RankToLeader, group_version
 from punica_serve.engine.ranks.rank_ring import RankRing
 from punica_serve.engine.ranks.remote_host import RemoteHost
 from punica_serve.engine.ranks.remote_rank import RemoteRank
 from punica_serve.errors import ProtocolError
-from punica_serve.protocol import PROTOCOL_VERSION, AdapterRef, Refused, WireError
-from punica_serve.version import __version__
+from punica_serve.protocol import AdapterRef, Refused, WireError
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,6 @@ class RemoteHosts:
         self._config = config
         self._num_ranks = len(devices)
         self._rendezvous = rendezvous
-        self._silence_timeout_s = silence_timeout_s
         self.hosts = _hosts(devices, ring, first_reader, silence_timeout_s)
         self._listener = GroupListener(rendezvous, silence_timeout_s, self._admit)
         log.info("waiting at %s for %s", rendezvous, _named(self.absent))
@@ -104,7 +102,7 @@ class RemoteHosts:
 
     def _why_not(self, hello: HostHello) -> str | None:
         """Why a host can't join; None if it can."""
-        if hello.version != (own := host_version()):
+        if hello.version != (own := group_version()):
             return f"host {hello.host} runs version {hello.version}, host 0 {own}; run the same release on both"
         host = next((host for host in self.hosts if host.number == hello.host), None)
         if host is None:
@@ -121,11 +119,6 @@ class RemoteHosts:
         if rank is None or rank.joined.done():
             raise ProtocolError(f"rank {arrival.rank} is not awaited")
         rank.join(RankLink(connection, RankToLeader))
-
-
-def host_version() -> str:
-    """The version of the release and of the messages, which must be the same on all hosts."""
-    return ".".join(map(str, (__version__, *PROTOCOL_VERSION)))
 
 
 def _hosts(devices: Sequence[str], ring: RankRing, first_reader: int, silence_timeout_s: float) -> list[RemoteHost]:

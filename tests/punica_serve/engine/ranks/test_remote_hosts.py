@@ -13,15 +13,15 @@ from punica_serve.engine.ranks.host_connection import dial
 from punica_serve.engine.ranks.host_messages import HelloAnswer, HostHello, HostWelcome, RankArrival
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
 from punica_serve.engine.ranks.rank_loss import RankLost
-from punica_serve.engine.ranks.rank_messages import LeaderToRank, RankHello, RankPing, RankPong
+from punica_serve.engine.ranks.rank_messages import LeaderToRank, RankHello, RankPing, RankPong, group_version
 from punica_serve.engine.ranks.rank_ring import RankRing
-from punica_serve.engine.ranks.remote_hosts import RemoteHosts, host_version
+from punica_serve.engine.ranks.remote_hosts import RemoteHosts
 from punica_serve.engine.ranks.ring_frames import read_host_frame
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter, Message, Refused, WireError, encode
 
 _DEVICES = ("cpu", "cpu", "1/cpu", "1/cpu")
-_HELLO = HostHello(host_version(), 1, ("cpu", "cpu"))
+_HELLO = HostHello(group_version(), 1, ("cpu", "cpu"))
 _SILENCE_S = 10.0
 _DEADLINE_S = 30.0
 _REF = AdapterRef("a" * 64, "s3://bucket/a", 1, {"q_proj": 8})
@@ -84,8 +84,8 @@ def test_a_host_is_told_which_ranks_to_start_and_gets_all_frames(leader: _Leader
     ("hello", "reason"),
     [
         (HostHello("0.0.1", 1, ("cpu", "cpu")), "host 1 runs version 0.0.1, host 0 .*; run the same release on both"),
-        (HostHello(host_version(), 2, ("cpu", "cpu")), "there is no host 2 in this group of 2"),
-        (HostHello(host_version(), 1, ("cpu",)), "host 1 has the devices cpu, host 0 cpu,cpu; set the same"),
+        (HostHello(group_version(), 2, ("cpu", "cpu")), "there is no host 2 in this group of 2"),
+        (HostHello(group_version(), 1, ("cpu",)), "host 1 has the devices cpu, host 0 cpu,cpu; set the same"),
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_by_name(leader: _Leader, hello: HostHello, reason: str) -> None:
