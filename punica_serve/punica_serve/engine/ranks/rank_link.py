@@ -8,8 +8,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from punica_serve.protocol import Decoder, Message, encode
+from punica_serve.protocol import MAX_FRAME_BYTES, Decoder, Message, encode
 
+#: The longest message: no ring takes a longer frame.
+_MAX_BYTES = 2 * MAX_FRAME_BYTES
 #: Longest wait within a message, and until the other end has room for one, in whole seconds.
 _MESSAGE_TIMEOUT_S = 5
 #: Waits that a silence is made of. A stop of this process counts as one of them, however long it was.
@@ -57,9 +59,9 @@ class RankLink:
         return self._decode(self.receive_frame())
 
     def receive_frame(self) -> bytes:
-        """The next frame, which has come. Raises LinkEnded."""
+        """The next frame, which has come. Raises LinkEnded, also for one that is too long."""
         try:
-            return self._connection.recv_bytes()
+            return self._connection.recv_bytes(_MAX_BYTES)
         except (EOFError, OSError) as error:
             raise LinkEnded from error
 

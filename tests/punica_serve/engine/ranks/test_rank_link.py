@@ -40,3 +40,17 @@ def test_a_message_that_stops_halfway_ends_the_link(monkeypatch: pytest.MonkeyPa
         os.write(ours.fileno(), b"\0\0")
         with pytest.raises(LinkEnded):
             rank.receive()
+
+
+def test_a_message_that_is_too_long_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a network, whoever sits between two hosts could send gigabytes."""
+    monkeypatch.setattr("punica_serve.engine.ranks.rank_link._MAX_BYTES", 100)
+    ours, theirs = multiprocessing.Pipe()
+    rank = RankLink(theirs, LeaderToRank)
+    with ours:
+        ours.send_bytes(bytes(100))
+        ours.send_bytes(bytes(101))
+        assert rank.receive_frame() == bytes(100)
+        with pytest.raises(LinkEnded):
+            rank.receive_frame()
+    rank.close()
