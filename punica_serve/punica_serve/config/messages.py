@@ -49,7 +49,7 @@ _MUST_BE = {
 
 
 def mistakes_in(model: type[BaseModel], error: ValidationError) -> list[tuple[str, str]]:
-    """The mistakes, as (key, message) pairs.
+    """The mistakes, as (key, message) pairs; the key is empty where sections contradict each other.
 
     Unknown keys come first: when a key is missing, it is usually because it is misspelt.
     """
@@ -98,8 +98,12 @@ def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _got(error: Mapping[str, Any]) -> str:
-    """The wrong value, if there is one that may be shown."""
-    if not _SECRETIVE.isdisjoint(error["loc"]):
+    """The wrong value, if there is one that may be shown.
+
+    A section whose settings contradict each other is not: the message names them, and others in it may be secret.
+    """
+    is_section = error["type"] == "value_error" and isinstance(error["input"], Mapping)
+    if is_section or not _SECRETIVE.isdisjoint(error["loc"]):
         return ""
     return f", got {_shown(error['input'])}"
 

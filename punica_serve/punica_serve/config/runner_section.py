@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from punica_serve.config.device_groups import grouped, on_hosts, ranks_of, why_no_group
 from punica_serve.config.fields import ConfigModel, Device, PositiveInt, Seconds
+from punica_serve.protocol.runner import MAX_RANKS
 
 _WILDCARDS = ("0.0.0.0", "::")
 
@@ -44,7 +45,7 @@ class RunnerConfig(ConfigModel):
     tensor_parallel: PositiveInt = 1
     #: Hosts of one group, each with these `devices`, which must be one worker's. Host 0 has the runner, and the others
     #: join it: `punica-serve runner --host-index 1`, and so on.
-    hosts: PositiveInt = 1
+    hosts: Annotated[PositiveInt, Field(le=MAX_RANKS)] = 1
     #: For several hosts: an address of host 0, HOST:PORT, at which its runner waits for the others.
     rendezvous: Address | None = None
     #: A worker that is not ready by then is killed and restarted.
@@ -95,5 +96,5 @@ class RunnerConfig(ConfigModel):
                 f" `tensor_parallel` to {len(self.devices)}, or name fewer devices"
             )
         if reason := why_no_group(ranks_of(self.workers[0])):
-            raise ValueError(f"`hosts` is {self.hosts}: the group {self.workers[0]!r} {reason}")
+            raise ValueError(f"`hosts` is {self.hosts}, each with `devices` {list(self.devices)}: {reason}")
         return self

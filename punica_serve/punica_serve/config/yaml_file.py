@@ -59,7 +59,7 @@ def validated(model: type[Model], document: dict[str, Any], *, source: str, fold
         return model.model_validate(document, context={"folder": folder})
     except ValidationError as error:
         mistakes = mistakes_in(model, error)
-        lines = (f"{source}: `{key}`: {message}" for key, message in mistakes)
+        lines = (f"{source}: `{key}`: {message}" if key else f"{source}: {message}" for key, message in mistakes)
         raise ConfigError("\n".join(lines), param=mistakes[0][0]) from error
 
 
