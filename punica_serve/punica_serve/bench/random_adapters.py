@@ -28,6 +28,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted
 from punica_serve.process.outputs import writing
+from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.packed_folder import PackedCache
@@ -162,7 +163,7 @@ def _tensor_shapes(model: ModelConfig, rank: int) -> Iterator[tuple[str, tuple[i
 
 
 def _in_threads(make: Callable[[int], T], count: int) -> list[T]:
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as threads:
         return list(threads.map(make, range(count)))
 
 

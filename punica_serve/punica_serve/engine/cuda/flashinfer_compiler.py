@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.process.usable_cores import usable_cores
 
 #: Seconds that a module may take to compile.
 _COMPILE_TIMEOUT_S = 900.0
@@ -141,8 +142,10 @@ class FlashInferCompiler:
 
 
 def _background_jobs() -> dict[str, str]:
-    """How many compilers FlashInfer starts at once, unless the environment says so: each takes gigabytes."""
-    return {"MAX_JOBS": f"{max(1, int(_CORES_SHARE * len(os.sched_getaffinity(0))))}"}
+    """How many compilers FlashInfer starts at once, unless the environment says so: each takes gigabytes, and all of
+    them take from the container's quota, at whatever priority.
+    """
+    return {"MAX_JOBS": f"{max(1, int(_CORES_SHARE * usable_cores()))}"}
 
 
 def _yield_to_all(pid: int) -> None:
