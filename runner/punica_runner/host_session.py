@@ -6,27 +6,23 @@ the ranks here are told of the folder here.
 
 import asyncio
 import logging
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from msgspec.structs import replace
-
 from punica_runner.host_disk import HostDisk
+from punica_serve.engine.ranks.adapter_folders import AdapterFolders
 from punica_serve.engine.ranks.host_ranks import HostRanks
 from punica_serve.engine.ranks.message_ring import RingStuck
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
 from punica_serve.engine.ranks.rank_messages import ForgetAdapter, RankPing, RankPong, ReadAdapter, StopRank
 from punica_serve.engine.ranks.ring_frames import command_frame, read_host_frame
 from punica_serve.errors import ProtocolError
-from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter
+from punica_serve.protocol import AdapterFetched, FetchAdapter
 
 log = logging.getLogger(__name__)
 
 #: From one look at the link to the next: a safeguard only, since the system ends a link whose other host is gone.
 _WAIT_S = 60.0
-#: Adapters whose folders on this host are remembered.
-_MAX_FOLDERS = 4096
 
 
 class HostSession:
@@ -39,7 +35,7 @@ class HostSession:
         self._silence_timeout_s = silence_timeout_s
         self._loop = asyncio.get_running_loop()
         self._answers = ThreadPoolExecutor(1, "adapter-fetched")
-        self._folders: OrderedDict[str, str] = OrderedDict()
+        self._folders = AdapterFolders()
         #: The leader has told the ranks to end.
         self.was_stopped = False
 
@@ -71,9 +67,9 @@ class HostSession:
                 self._link.send(RankPong(message.number))
                 return
             case ReadAdapter():
-                frame = command_frame(ReadAdapter(self._located(message.adapter)))
+                frame = command_frame(ReadAdapter(self._folders.located(message.adapter)))
             case ForgetAdapter():
-                self._folders.pop(message.digest, None)
+                self._folders.forget(message.digest)
                 self._loop.call_soon_threadsafe(self._disk.evict, message.digest)
             case StopRank():
                 self.was_stopped = True
@@ -86,13 +82,6 @@ class HostSession:
 
     def _tell(self, fetched: AdapterFetched) -> None:
         if fetched.folder is not None:
-            self._folders.pop(fetched.digest, None)  # so that it is the newest
-            self._folders[fetched.digest] = fetched.folder
-            if len(self._folders) > _MAX_FOLDERS:
-                self._folders.popitem(last=False)
+            self._folders.remember(fetched.digest, fetched.folder)
         with suppress(LinkEnded):  # of which ``run`` tells
             self._link.send(fetched)
-
-    def _located(self, ref: AdapterRef) -> AdapterRef:
-        """With its folder on this host."""
-        return replace(ref, uri=self._folders.get(ref.digest, ref.uri))

@@ -4,19 +4,14 @@ Reads and copies run on threads. Everything else runs on the thread that takes t
 that a copy overwrites no page which a step sent before it reads.
 """
 
-from collections import OrderedDict
 from concurrent.futures import Future
-
-from msgspec.structs import replace
 
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.ranks.adapter_folders import AdapterFolders
 from punica_serve.engine.ranks.rank_copies import RankCopies
 from punica_serve.protocol import AdapterRef
-
-#: Adapters whose folders on this host are remembered.
-_MAX_FOLDERS = 4096
 
 
 class RankAdapters:
@@ -28,16 +23,13 @@ class RankAdapters:
         self._reader = reader
         #: Reads that nobody waits for yet; each has a reference to a copy when it has ended.
         self._reads: dict[str, Future[HostCopy]] = {}
-        #: Where an adapter's files were on this host when the leader last read them.
-        self._folders: OrderedDict[str, str] = OrderedDict()
+        #: Where adapters' files were on this host when the leader last read them.
+        self._folders = AdapterFolders()
 
     def read(self, ref: AdapterRef) -> None:
         """Reads an adapter ahead of its copy. An error shows when it is copied."""
         self._release_reads()
-        self._folders[ref.digest] = ref.uri
-        self._folders.move_to_end(ref.digest)
-        if len(self._folders) > _MAX_FOLDERS:
-            self._folders.popitem(last=False)
+        self._folders.remember(ref.digest, ref.uri)
         if ref.digest not in self._host_cache and ref.digest not in self._reads:
             self._reads[ref.digest] = self._reader.start(ref)
 
@@ -45,7 +37,7 @@ class RankAdapters:
         """Fills pages that no step to come reads for another adapter. Steps may read them when the future has ended."""
         digest = ref.digest
         source = self._reads.pop(digest, None) or self._host_cache.get(digest)
-        return self.copies.start(digest, pages, source or self._reader.start(self._located(ref)))
+        return self.copies.start(digest, pages, source or self._reader.start(self._folders.located(ref)))
 
     def free(self, digest: str) -> None:
         self._release_reads()
@@ -53,7 +45,7 @@ class RankAdapters:
 
     def forget(self, digest: str) -> None:
         self._release_reads()
-        self._folders.pop(digest, None)
+        self._folders.forget(digest)
         self._host_cache.evict(digest)
         self._reader.evict(digest)
 
@@ -62,10 +54,6 @@ class RankAdapters:
         self._reader.close()
         self.copies.close()
         self._host_cache.close()
-
-    def _located(self, ref: AdapterRef) -> AdapterRef:
-        """With its folder on this host."""
-        return replace(ref, uri=self._folders.get(ref.digest, ref.uri))
 
     def _release_reads(self) -> None:
         """Lets the host cache evict what was read and not used yet."""
