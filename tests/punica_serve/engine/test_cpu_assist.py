@@ -207,9 +207,9 @@ def test_processes_that_are_stopped_cost_their_prefill_alone(
         os.kill(pid, signal.SIGSTOP)
     assert run_requests(engine, request, other) == resident(request, other)
     _wait_for(lambda: _pool(engine).is_free, "the processes' end")
-    assert [record.message for record in caplog.records if "in vain" in record.message] == [
-        "a prefill of 10 tokens waited 50 ms for its CPU processes in vain; it starts again when its adapter is on the"
-        " device"
+    assert [record.message for record in caplog.records if "of a prefill" in record.message] == [
+        "the CPU processes of a prefill of 10 tokens ended, or did not answer within 50 ms; it starts again when its"
+        " adapter is on the device"
     ]
     remaining = set(stopped) & set(_pids(engine))
     for pid in remaining:
@@ -229,7 +229,8 @@ def test_a_process_that_dies_at_any_point_costs_its_prefill_alone(
     exchanges: list[tuple[int, bool]],
     kill_at: int,
 ) -> None:
-    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 0.3)
+    """Nobody waits for its answer: the step's wait has no end within this test."""
+    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 2 * DEADLINE_S)
     request, victim = cold_request("cold", refs[0]), _pids(engine)[0]
     given_up = _tell_of_suspicions(monkeypatch)
     hold_copies(monkeypatch, "cpu", lambda _: given_up.wait(DEADLINE_S))

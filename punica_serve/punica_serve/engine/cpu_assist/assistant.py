@@ -205,8 +205,8 @@ class CpuAssist:
 
     def _report(self, job: AssistJob) -> None:
         log.warning(
-            "a prefill of %d tokens waited %.0f ms for its CPU processes in vain; it starts again when its adapter"
-            " is on the device",
+            "the CPU processes of a prefill of %d tokens ended, or did not answer within %.0f ms; it starts again when"
+            " its adapter is on the device",
             job.num_rows,
             1e3 * job.max_wait_s,
         )

@@ -24,8 +24,8 @@ class TorchExchange:
     def run(self, layer: int, group: LoraGroup, x: Tensor) -> Tensor | None:
         """The rows that the adapter adds to x [rows, in]: [rows, out], valid until the next call.
 
-        None if the layer has arrived, or the adapter leaves the group alone. Raises ArrivalFailed if the processes
-        don't answer in time.
+        None if the layer has arrived, or the adapter leaves the group alone. Raises ArrivalFailed if a process has
+        ended, or if they don't answer in time.
         """
         job, shape = self._job, self._job.memory.shape
         number = shape.group_number(group)
@@ -44,10 +44,18 @@ class TorchExchange:
         done = self._job.memory.done
         for process in self._job.words.processes:
             while done[process] < word:
-                if time.perf_counter() > self._deadline_s:
+                if time.perf_counter() > self._deadline_s or self._is_left_by_any(word):
                     self._job.is_late = True
                     raise ArrivalFailed
                 time.sleep(_PAUSE_S)
+
+    def _is_left_by_any(self, word: int) -> bool:
+        """Whether a process has left the job, as by its end, without this exchange: the others wait for it too.
+
+        ``left`` is read before ``done``, since a process writes them the other way round.
+        """
+        memory, key = self._job.memory, self._job.key
+        return any(memory.left[process] >= key and memory.done[process] < word for process in self._job.words.processes)
 
 
 def time_exchanges(job: AssistJob) -> float:
