@@ -18,9 +18,9 @@ def off_last_cores(count: int) -> Iterator[None]:
     cores = os.sched_getaffinity(0)
     others = sorted(cores)[:-count] if count else cores
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    os.sched_setaffinity(0, others or cores)
     try:
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, others or cores)
         yield
     finally:
         os.sched_setaffinity(0, cores)
