@@ -96,6 +96,8 @@ async def test_it_serves_what_one_device_does_whatever_ends(tmp_path: Path) -> N
             end_host,
         ):
             await _serve_through(cluster, end, expected)
+    log = (tmp_path / "host1.log").read_text()
+    assert "Traceback" not in log, "a rank whose leader has ended has not failed itself"
 
 
 async def test_both_hosts_fetch_adapters_from_the_store(tmp_path: Path) -> None:

@@ -64,13 +64,18 @@ def main() -> None:
     if options.ends_with_parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     link = RankLink(Connection(options.link_fd), LeaderToRank)
+    leader = _Leader(link, options.ready_timeout_s)
     try:
-        _serve(options, link, _Leader(link, options.ready_timeout_s), clock)
+        _serve(options, link, leader, clock)
     except LinkEnded:
         os._exit(0)
+    except PunicaError as error:
+        log.error("this rank ends: %s", error.message)  # its leader's log may be another host's
+        _fail(link, error)
     except Exception as error:
-        if not isinstance(error, PunicaError):
-            traceback.print_exc()
+        if leader.has_ended(_ORPHAN_GRACE_S / 2):
+            os._exit(0)  # the exchange with it has failed first
+        traceback.print_exc()
         _fail(link, error)
 
 
@@ -104,7 +109,12 @@ class _Leader:
         self._link = link
         self._timeout_s = timeout_s
         self._answers: queue.SimpleQueue[RankWelcome | Agreed] = queue.SimpleQueue()
+        self._has_ended = threading.Event()
         threading.Thread(target=self._read, name="leader-reader", daemon=True).start()
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether the leader has ended, or does within so long."""
+        return self._has_ended.wait(timeout_s)
 
     def address(self) -> tuple[str, int]:
         """Where the ranks meet: host and port."""
@@ -138,6 +148,7 @@ class _Leader:
             log.error("rank 0 has said nothing for %g s, so this rank ends", self._timeout_s)
             os._exit(1)
         except LinkEnded:
+            self._has_ended.set()
             threading.Event().wait(_ORPHAN_GRACE_S)  # if it was told to stop, it may be about to
         os._exit(0)
 
