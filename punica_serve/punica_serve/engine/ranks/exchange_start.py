@@ -40,10 +40,12 @@ def exchanges_of(
     times that can't be read, and, naming a rank, where one of them fails in a way that leaves the others waiting.
     """
     if device.type != "cuda" or not isinstance(collectives, TorchCollectives):
+        _warn_if_set(config, f"it has no kernel for {device.type}")
         return collectives
     name, num_ranks, width = torch.cuda.get_device_name(device), collectives.rank.size, share.hidden_size
     choice, flashinfer = choice_of(config, name, num_ranks), None
     if dtype not in DTYPES:
+        _warn_if_set(config, f"no memory is mapped for {dtype}")
         return collectives
     if most := choice.max_layer_bytes("flashinfer"):
         flashinfer = open_flashinfer(collectives, config, most, share, dtype, device, opened)
@@ -59,6 +61,12 @@ def exchanges_of(
         return collectives
     log.info("sums over ranks: %s", choice)
     return chosen
+
+
+def _warn_if_set(config: EngineConfig, reason: str) -> None:
+    """A setting that names one kernel is not ignored without a word."""
+    if config.exchange in ("fused", "flashinfer"):
+        log.warning("`engine.exchange` is %s, but sums over ranks are left to the library: %s", config.exchange, reason)
 
 
 def _mapped(
