@@ -55,6 +55,7 @@ async def serve(config: ClusterConfig, token: str, *, host: int) -> Never:
         await JoinedHost(config, host, settings, disk).keep_joined(rendezvous)
     finally:
         await disk.close()
+        log.info("host %d has left the group at %s for good", host, rendezvous)
 
 
 def _check_number(config: ClusterConfig, host: int) -> None:
@@ -71,7 +72,7 @@ class JoinedHost:
         """``settings``: with a rendezvous. ``disk``: the caller's."""
         self._engine = config.engine
         self._packed_cache = PackedCache(cache_folder(config), config.store.cache_bytes)
-        self._host = host
+        self._host, self._num_hosts = host, config.runner.hosts
         self._settings = settings
         self._disk = disk
         places = map(place_of, ranks_of(config.runner.workers[0]))
@@ -100,7 +101,7 @@ class JoinedHost:
         """Blocks. Raises ClusterUnavailable and ProtocolError."""
         link = RankLink(dial(rendezvous, self._settings.silence_timeout_s), HelloAnswer)
         try:
-            link.send(HostHello(group_version(), self._host, self._devices))
+            link.send(HostHello(group_version(), self._host, self._num_hosts, self._devices))
             if not link.await_message(_ANSWER_TIMEOUT_S):
                 raise ClusterUnavailable(f"host 0 at {rendezvous} has not answered within {_ANSWER_TIMEOUT_S:g} s")
             answer = link.receive()

@@ -17,6 +17,8 @@ class HostHello(Message, frozen=True):
     version: str
     #: Its number; the leader's host is 0.
     host: int
+    #: Of the group, as its config has it.
+    num_hosts: int
     #: Those of its ranks, in order.
     devices: tuple[str, ...]
 

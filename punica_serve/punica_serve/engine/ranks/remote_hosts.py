@@ -104,9 +104,13 @@ class RemoteHosts:
         """Why a host can't join; None if it can."""
         if hello.version != (own := group_version()):
             return f"host {hello.host} runs version {hello.version}, host 0 {own}; run the same release on both"
+        num_hosts = len(self.hosts) + 1  # and the leader's
+        if hello.num_hosts != num_hosts:
+            theirs, ours = f"host {hello.host} has `runner.hosts: {hello.num_hosts}`", f"host 0 {num_hosts}"
+            return f"{theirs}, {ours}; set the same on all hosts"
         host = next((host for host in self.hosts if host.number == hello.host), None)
         if host is None:
-            return f"there is no host {hello.host} in this group of {len(self.hosts) + 1}; see `runner.hosts`"
+            return f"there is no host {hello.host} in this group of {num_hosts}; see `runner.hosts`"
         if hello.devices != host.devices:
             theirs, ours = (",".join(devices) for devices in (hello.devices, host.devices))
             return f"host {hello.host} has the devices {theirs}, host 0 {ours}; set the same `runner.devices` on both"

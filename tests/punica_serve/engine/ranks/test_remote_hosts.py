@@ -21,7 +21,7 @@ from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterFetched, AdapterRef, FetchAdapter, Message, Refused, WireError, encode
 
 _DEVICES = ("cpu", "cpu", "1/cpu", "1/cpu")
-_HELLO = HostHello(group_version(), 1, ("cpu", "cpu"))
+_HELLO = HostHello(group_version(), 1, 2, ("cpu", "cpu"))
 _SILENCE_S = 10.0
 _DEADLINE_S = 30.0
 _REF = AdapterRef("a" * 64, "s3://bucket/a", 1, {"q_proj": 8})
@@ -83,9 +83,13 @@ def test_a_host_is_told_which_ranks_to_start_and_gets_all_frames(leader: _Leader
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (HostHello("0.0.1", 1, ("cpu", "cpu")), "host 1 runs version 0.0.1, host 0 .*; run the same release on both"),
-        (HostHello(group_version(), 2, ("cpu", "cpu")), "there is no host 2 in this group of 2"),
-        (HostHello(group_version(), 1, ("cpu",)), "host 1 has the devices cpu, host 0 cpu,cpu; set the same"),
+        (
+            HostHello("0.0.1", 1, 2, ("cpu", "cpu")),
+            "host 1 runs version 0.0.1, host 0 .*; run the same release",
+        ),
+        (HostHello(group_version(), 1, 3, ("cpu", "cpu")), "host 1 has `runner.hosts: 3`, host 0 2; set the same"),
+        (HostHello(group_version(), 2, 2, ("cpu", "cpu")), "there is no host 2 in this group of 2"),
+        (HostHello(group_version(), 1, 2, ("cpu",)), "host 1 has the devices cpu, host 0 cpu,cpu; set the same"),
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_by_name(leader: _Leader, hello: HostHello, reason: str) -> None:
