@@ -107,25 +107,16 @@ def run_idle(subject: Subject, settings: IdleSettings, progress: Progress) -> li
     with adapter_files(settings.folder) as folder:
         folders = {rank: _write(subject, settings, folder / f"r{rank}", rank, progress) for rank in settings.ranks}
         task = progress.add_task("modes", total=len(settings.modes))
+
+        def run_mode(mode: ColdStart) -> list[IdleTimes]:
+            with _engine(subject, settings, mode, folder / "cache", folders, progress) as engine:
+                stocks = ((rank, _stock(engine, subject, settings, rank, folders)) for rank in settings.ranks)
+                return [found for stock in stocks for found in _run_rank(engine, settings, mode, *stock)]
+
         for mode in settings.modes:
-            times += _run_mode(subject, settings, mode, folder / "cache", folders, progress)
+            times += run_mode(mode)
             subject.free_memory()  # nobody holds the engine any more
             progress.advance(task)
-    return times
-
-
-def _run_mode(
-    subject: Subject,
-    settings: IdleSettings,
-    mode: ColdStart,
-    cache_folder: Path,
-    folders: Mapping[int, Mapping[Source, Sequence[AdapterRef]]],
-    progress: Progress,
-) -> list[IdleTimes]:
-    times: list[IdleTimes] = []
-    with _engine(subject, settings, mode, cache_folder, folders, progress) as engine:
-        for rank in settings.ranks:
-            times += _run_rank(engine, settings, mode, rank, _stock(engine, subject, settings, rank, folders))
     return times
 
 
