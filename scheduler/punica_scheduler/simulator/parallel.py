@@ -1,13 +1,13 @@
 """Simulations in parallel: one process for each core, since a simulation keeps one core busy."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 from punica_scheduler.simulator.run import Result, simulate
 from punica_serve.config.cluster import ClusterConfig
+from punica_serve.process.usable_cores import usable_cores
 from punica_serve.simulation.arrivals import Arrivals
 
 #: How often the progress of other processes is read.
@@ -34,7 +34,7 @@ def simulate_all(
 
     ``on_progress`` gets the simulated seconds now and then. Raises the first error of ``simulate``.
     """
-    num_processes = min(len(configs), num_processes or len(os.sched_getaffinity(0)))
+    num_processes = min(len(configs), num_processes or usable_cores())
     if num_processes == 1:
         return {key: simulate(config, arrivals, _reporting(on_progress, key)) for key, config in configs.items()}
     context = multiprocessing.get_context("spawn")
