@@ -143,7 +143,11 @@ def _check_completion(body: CompletionBody) -> None:
         message = f"`best_of` is {body.num_drawn}, less than the {body.num_choices} choices that `n` asks for"
         raise InvalidRequest(message, param="best_of")
     if body.stream and body.num_drawn > body.num_choices:
-        raise InvalidRequest("`best_of` can't be streamed: the best answers are known only at the end", param="best_of")
+        raise InvalidRequest(
+            "`best_of` above `n` can't be streamed: the best answers are known only at the end; ask /v1/completions"
+            " without `stream`",
+            param="best_of",
+        )
     if body.echo and body.logprobs is not None:
         message = "`echo` with `logprobs` asks for the prompt's logprobs, which are not computed; leave one out"
         raise InvalidRequest(message, param="echo")

@@ -137,7 +137,7 @@ class EitherBody(LoraxBody):
 def check_parameters(given: Parameters, *, stream: bool) -> None:
     """Raises InvalidRequest for parameters that exclude each other, or that a stream can't have."""
     if given.num_drawn > 1 and stream:
-        raise _refusal("best_of", "can't be streamed: the best answer is known only at the end")
+        raise _refusal("best_of", "can't be streamed: the best answer is known only at the end; use /generate")
     if given.num_drawn > 1 and not given.samples:
         raise _refusal("best_of", "needs sampling, or all answers would be the same: set do_sample")
     if given.decoder_input_details and stream:

@@ -140,6 +140,26 @@ async def test_the_best_of_several(client: httpx.AsyncClient, cluster: EchoClust
     assert answer["usage"]["completion_tokens"] == 6  # of those that were not chosen too
 
 
+@pytest.mark.parametrize(("n", "best_of"), [(1, 1), (2, 2)])
+async def test_best_of_no_more_than_n_is_the_same_whole_and_streamed(
+    official: openai.AsyncOpenAI, n: int, best_of: int
+) -> None:
+    body: dict[str, Any] = {"model": "roman", "prompt": "42", "n": n, "best_of": best_of}
+    whole = await official.completions.create(**body)
+    texts = [""] * n
+    async for chunk in await official.completions.create(**body, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices] == ["42"] * n
+
+
+async def test_the_best_answers_are_not_streamed(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+    status, error = await refusal(client, prompt="4", n=1, best_of=2, stream=True)
+    assert (status, error["param"]) == (400, "best_of") and error["message"].endswith("without `stream`")
+    assert not cluster.requests
+    assert len((await complete(client, prompt="4", n=1, best_of=2, stream=False))["choices"]) == 1
+
+
 async def test_a_stop_string(client: httpx.AsyncClient) -> None:
     (choice,) = (await complete(client, prompt="one\ntwo", stop="\n"))["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("one", "stop")
@@ -164,7 +184,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"n": 3, "best_of": 2}, "best_of"),
-    ({"best_of": 2, "stream": True}, "best_of"),
     ({"temperature": -1}, "temperature"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": 1, "echo": True}, "echo"),
