@@ -20,7 +20,7 @@ import pytest
 
 from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters import packed_store
+from punica_serve.engine.adapters import chunk_reads
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.packed_file import Chunk, PackedFileInvalid, read_chunk
@@ -223,7 +223,7 @@ def test_random_histories(
     whole, part = ("queue", "queue_part") if device == "cuda" else ("copy", "copy_part")
     monkeypatch.setattr(CopyBatch, whole, moody.link(getattr(CopyBatch, whole)))
     monkeypatch.setattr(CopyBatch, part, moody.link(getattr(CopyBatch, part), times=8))
-    monkeypatch.setattr(packed_store, "read_chunk", moody.chunk)
+    monkeypatch.setattr(chunk_reads, "read_chunk", moody.chunk)
     monkeypatch.setattr(adapter_reader, "begin_load", moody.disk)
     store = ThreadPoolExecutor(4)
     engine = make_engine(

@@ -157,13 +157,19 @@ class LoraPool:
             batch.copy_part(first, last)
             return None
         self._bind_thread(self._stream)
-        end = torch.cuda.Event(enable_timing=True)
         with self._queueing:
             if self._is_closed:
                 raise CancelledError
             batch.queue_part(first, last, self._stream)
-            end.record(self._stream)
-        return end
+            return self.mark_time()
+
+    def mark_time(self) -> torch.cuda.Event | None:
+        """An event with a time, when the device has done what was queued so far; None on a CPU."""
+        if self._stream is None:
+            return None
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record(self._stream)
+        return mark
 
     def end_parts(self, arrival: LayerArrival | None) -> torch.cuda.Event | None:
         """All parts of an adapter are queued: marks its layers. The end of its copies on a GPU."""

@@ -4,7 +4,7 @@ A header of 4 KiB, then the adapter's memory as it is, in a few chunks, each wit
 SHA-256 of an adapter is checked when its bytes come to the host; checksums of 128 bits (xxh3) guard what is read from
 then on against damage.
 
-A chunk is one read, one checksum and one copy to the device, while other chunks are read. More pieces, such as one for
+A chunk is one read and one checksum, while other chunks are read. More pieces, such as one for
 each layer, would take as many times as long beside a busy step loop: each call releases the GIL and must get it back.
 """
 

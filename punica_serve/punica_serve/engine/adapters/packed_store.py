@@ -8,10 +8,8 @@ import logging
 import os
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -19,15 +17,14 @@ import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.load_trace import ChunkTimes, LoadPhase
+from punica_serve.engine.adapters.chunk_reads import ChunkReads, DiskHangs
+from punica_serve.engine.adapters.disk_watch import DiskWatch
+from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.adapters.packed_file import (
     MAX_READERS,
-    Chunk,
     PackedFileInvalid,
     PackedLayout,
-    check_chunk,
     open_chunks,
-    read_chunk,
     write_packed,
 )
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
@@ -46,8 +43,6 @@ log = logging.getLogger(__name__)
 #: Threads that read chunks, of all adapters. A core reads and checks 10 GB/s of the page cache, so eight outrun a GPU's
 #: link; half of the cores are left to the steps and to adapters that are packed. Four keep a disk busy.
 _MIN_READERS, _READERS_SHARE = 4, 0.5
-#: A disk that gives no chunk of any adapter for so long hangs: adapters are read from their folders meanwhile.
-_HANG_S = 10.0
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
 #: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
@@ -56,10 +51,6 @@ _MAX_REMEMBERED = 4096
 _MAX_USED = 256
 _NICE = 19
 _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
-
-
-class _DiskHangs(Exception):
-    """Chunks were not begun, because others are not read to their ends."""
 
 
 class PackedStore:
@@ -81,10 +72,7 @@ class PackedStore:
         self._readers = ThreadPoolExecutor(self._num_readers, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
-        #: Adapters whose chunks are not read to their ends.
-        self._num_hanging = 0
-        #: When the newest chunk came, by ``time.perf_counter``.
-        self._newest_chunk_s = 0.0
+        self._watch = DiskWatch()
         self._lock = threading.Lock()
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
         self._unwanted: dict[str, None] = {}
@@ -99,7 +87,7 @@ class PackedStore:
 
     def has(self, ref: AdapterRef) -> bool:
         """Whether the adapter can be read from here: it is there, and the disk answers."""
-        return not self._num_hanging and self._is_here(ref)
+        return self._watch.answers and self._is_here(ref)
 
     def _is_here(self, ref: AdapterRef) -> bool:
         return is_digest(ref.digest) and self._folder.packed.has(ref.digest, self._layout.name)
@@ -120,7 +108,7 @@ class PackedStore:
                 packed = self._read(file, ref, memory, stream)
             self._mark_used(ref.digest)
             return packed
-        except _DiskHangs:
+        except DiskHangs:
             return None
         except (PackedFileInvalid, OSError) as error:
             log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
@@ -176,76 +164,19 @@ class PackedStore:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
 
-        chunks = deque(open_chunks(file, ref, memory.numpy(), self._layout))
+        chunks = open_chunks(file, ref, memory.numpy(), self._layout)
         if stream is not None:
             stream.trace.is_direct = file.is_direct
             stream.trace.end(LoadPhase.OPENING)
-        num_readers = min(self._num_readers, len(chunks))
-        with nullcontext() if stream is None else stream.filling(memory):
-            reads: list[Future[None]] = []
-            try:
-                reads.extend(self._readers.submit(self._read_chunks, file, chunks, stream) for _ in range(num_readers))
-                packed = views() if stream is None else stream.prepare(views)
-            except BaseException:
+        with (
+            nullcontext() if stream is None else stream.filling(memory),
+            ChunkReads(file, chunks, self._readers, self._num_readers, self._watch) as reads,
+        ):
+            packed = views() if stream is None else stream.prepare(views)
+            for batch in reads.batches():
                 if stream is not None:
-                    stream.cancel()
-                raise
-            finally:
-                is_whole = self._wait_for_all(reads, chunks)
-            for read in reads:
-                if not read.cancelled():
-                    read.result()
-            if not is_whole:
-                raise _DiskHangs
+                    stream.put(batch)
         return packed
-
-    def _read_chunks(self, file: RangeReader, chunks: deque[Chunk], stream: PageStream | None) -> None:
-        """Reads chunks until none is left, beside other threads. None of them begins another after an error."""
-        try:
-            while (chunk := _next(chunks)) is not None:
-                self._read_chunk(file, chunk, stream)
-        except BaseException:
-            chunks.clear()
-            raise
-
-    def _read_chunk(self, file: RangeReader, chunk: Chunk, stream: PageStream | None) -> None:
-        begun_s = time.perf_counter()
-        read_chunk(file, chunk)
-        read_s = time.perf_counter()
-        check_chunk(chunk)
-        self._newest_chunk_s = checked_s = time.perf_counter()
-        if stream is not None:
-            stream.put(chunk.start, chunk.stop)
-            times = ChunkTimes(len(chunk.memory), begun_s, read_s, checked_s, queued_s=time.perf_counter())
-            stream.trace.chunks.append(times)
-            stream.trace.end(LoadPhase.READING)
-
-    def _wait_for_all(self, reads: "Collection[Future[None]]", chunks: deque[Chunk]) -> bool:
-        """All of them end before their memory is used for anything else. False if the disk hangs: no chunk of those
-        that are left is begun any more.
-        """
-        started_s = time.perf_counter()
-        while True:
-            answers_until_s = max(started_s, self._newest_chunk_s) + _HANG_S
-            _, pending = wait(reads, max(0.0, answers_until_s - time.perf_counter()))
-            if not pending:
-                return True
-            if time.perf_counter() - max(started_s, self._newest_chunk_s) >= _HANG_S:
-                return self._outlast(pending, chunks)
-
-    def _outlast(self, reads: "Collection[Future[None]]", chunks: deque[Chunk]) -> bool:
-        """Waits for the chunks that were begun. Returns whether those are all."""
-        with self._lock:
-            self._num_hanging += 1
-        log.warning("the disk of packed adapters does not answer: adapters are read from their folders until it does")
-        is_whole = not chunks
-        chunks.clear()
-        try:
-            wait([read for read in reads if not read.cancel()])
-        finally:
-            with self._lock:
-                self._num_hanging -= 1
-        return is_whole
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""
@@ -272,13 +203,6 @@ class PackedStore:
             log.warning("packed adapters can't be kept on the disk, so loads stay slow: %s", error)
         elif error is None:
             self._has_failed = False
-
-
-def _next(chunks: deque[Chunk]) -> Chunk | None:
-    try:
-        return chunks.popleft()
-    except IndexError:
-        return None
 
 
 def _lower_priority() -> None:

@@ -1,13 +1,12 @@
 """An adapter's way from its packed file to pages of the device, chunk by chunk.
 
-Each chunk is copied as soon as it was read and verified, while the next ones are read: so a load takes as long as its
+Chunks are copied as soon as they were read and verified, while the next ones are read: so a load takes as long as its
 reading, and the copies of the last chunks more. No step uses the pages before all chunks are verified and their copies
 queued: a chunk may still turn out to be damaged, and a step can't wait for a disk.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,16 +15,17 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from punica_serve.engine.adapters.chunk_reads import ChunkRead
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import Arrival
-from punica_serve.engine.adapters.load_trace import LoadTrace
+from punica_serve.engine.adapters.load_trace import ChunkTimes, LoadPhase, LoadTrace
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)
 class _ChunkCopy:
-    """A chunk that was copied, or queued on a GPU."""
+    """Chunks beside each other that were copied, or queued on a GPU."""
 
     num_bytes: int
     #: Time of the call that has copied it; on a GPU it only queues.
@@ -57,7 +57,7 @@ class PageStream:
     ) -> None:
         """``fences``: the device writes nothing before them. ``arrival``: for steps that wait for the last copies.
 
-        ``on_progress`` is called on some thread by ``stop``. ``trace`` is written by whoever reads the adapter.
+        ``on_progress`` is called on some thread by ``stop``. ``trace`` is written by the thread that reads the adapter.
         """
         self.pages = pages
         self.fences = fences
@@ -67,14 +67,14 @@ class PageStream:
         self._pool = pool
         #: The end of the copies on a GPU.
         self._end: torch.cuda.Event | None = None
-        self._batch: Future[CopyBatch] = Future()
+        self._batch: CopyBatch | None = None
         self._address = 0
         self._is_flowing = False
         self._is_complete = False
         #: Held while chunks are queued, since the pages may be abandoned meanwhile.
         self._lock = Lock()
         self._is_abandoned = False
-        #: One for each chunk, in their order.
+        #: In the order in which they were queued. The first is of no bytes: the others follow it.
         self._copies: list[_ChunkCopy] = []
         #: Those of them that have ended, as far as ``bytes_to_come`` knows.
         self._num_ended = 0
@@ -105,12 +105,12 @@ class PageStream:
 
     @contextmanager
     def filling(self, memory: Tensor) -> Iterator[None]:
-        """Within, ``prepare`` is called once, and ``put`` for each chunk of ``memory``, uint8; all calls end within.
+        """Within, ``prepare`` is called once, then ``put`` until it has had each chunk of ``memory``, uint8.
 
         After an error, or if the pages were abandoned, it waits for the copies: the memory is free for something else
         then.
         """
-        self._batch, self._address = Future(), memory.data_ptr()
+        self._address = memory.data_ptr()
         try:
             yield
             self._complete()
@@ -138,31 +138,47 @@ class PageStream:
         return sum(copy.num_bytes for copy in self._copies[self._num_ended :])
 
     def fastest_copy(self) -> tuple[int, float]:
-        """Bytes and seconds of the chunk that was copied fastest, once ``wait`` has returned: what the link can do.
+        """Bytes and seconds of the chunks that were copied fastest, once ``wait`` has returned: what the link can do.
 
-        Chunks that were read too late left it idle. (0, 0.0) if there is but one.
+        Chunks that were read too late left it idle.
         """
         times = ((copy.num_bytes, copy.seconds_after(last)) for last, copy in pairwise(self._copies))
         return max(times, key=lambda time: time[0] / max(time[1], 1e-9), default=(0, 0.0))
 
     def prepare(self, views: Callable[[], PackedAdapter]) -> PackedAdapter:
-        """The adapter's pages in the memory, made by ``views`` while chunks are read. ``put`` waits for them."""
+        """The adapter's pages in the memory, made by ``views`` while chunks are read."""
         packed = views()
-        self._batch.set_result(self._pool.begin_parts(self.pages, packed, self.fences))
+        self._batch = self._pool.begin_parts(self.pages, packed, self.fences)
         return packed
 
-    def cancel(self) -> None:
-        """The pages can't be prepared: ends all waits for them."""
-        self._batch.cancel()
+    def put(self, reads: Sequence[ChunkRead]) -> None:
+        """Copies chunks of the memory. Raises CancelledError when the pool is closed."""
+        for start, stop in _stretches(reads):
+            self._put(start, stop)
+        queued_s = time.perf_counter()
+        for read in reads:
+            times = ChunkTimes(len(read.chunk.memory), read.begun_s, read.read_s, read.checked_s, queued_s)
+            self.trace.chunks.append(times)
+        self.trace.end(LoadPhase.READING)
 
-    def put(self, start: int, stop: int) -> None:
-        """Copies the bytes [start, stop) of the memory, which are verified. Any thread may call it.
-
-        Raises CancelledError after ``cancel``, or when the pool is closed.
-        """
-        batch = self._batch.result()
+    def _put(self, start: int, stop: int) -> None:
+        """Copies the bytes [start, stop) of the memory."""
+        assert self._batch is not None, "it was prepared"
         with self._lock:
             if not self._is_abandoned:
+                if not self._copies:
+                    self._copies.append(_ChunkCopy(0, 0.0, self._pool.mark_time()))
                 started_s = time.perf_counter()
-                end = self._pool.write_part(batch, self._address + start, self._address + stop)
+                end = self._pool.write_part(self._batch, self._address + start, self._address + stop)
                 self._copies.append(_ChunkCopy(stop - start, time.perf_counter() - started_s, end))
+
+
+def _stretches(reads: Sequence[ChunkRead]) -> list[tuple[int, int]]:
+    """Where chunks lie, in the order of the memory; those beside each other are one copy."""
+    stretches: list[tuple[int, int]] = []
+    for chunk in sorted((read.chunk for read in reads), key=lambda chunk: chunk.start):
+        if stretches and stretches[-1][1] == chunk.start:
+            stretches[-1] = (stretches[-1][0], chunk.stop)
+        else:
+            stretches.append((chunk.start, chunk.stop))
+    return stretches

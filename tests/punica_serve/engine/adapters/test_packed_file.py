@@ -15,7 +15,7 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import packed_file, packed_store
+from punica_serve.engine.adapters import chunk_reads, packed_file, packed_store
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.protocol import AdapterRef
@@ -57,7 +57,7 @@ def test_after_a_damaged_chunk_no_other_is_begun(
         starts.append(chunk.start)
         original(file, chunk)
 
-    monkeypatch.setattr(packed_store, "read_chunk", read)
+    monkeypatch.setattr(chunk_reads, "read_chunk", read)
     copy = Worker(folder, model).load(ref)
     assert starts == [0] and len(packings) == 2
     assert equal(copy, Worker(folder.parent / "other", model).load(ref))

@@ -14,7 +14,7 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import packed_file, packed_store
+from punica_serve.engine.adapters import chunk_reads, disk_watch, packed_file, packed_store
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
 
@@ -81,8 +81,8 @@ def test_a_disk_that_hangs_holds_its_own_load_alone(
             assert go_on.wait(DEADLINE_S)
         original(file, chunk)
 
-    monkeypatch.setattr(packed_store, "read_chunk", read)
-    monkeypatch.setattr(packed_store, "_HANG_S", 0.02)
+    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    monkeypatch.setattr(disk_watch, "_HANG_S", 0.02)
     hanging = worker.reader.start(refs[0])
     assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(num_threads))
     assert equal(worker.load(refs[1]), fresh[1]) and equal(worker.load(refs[2]), fresh[2])
@@ -109,8 +109,8 @@ def test_a_disk_that_is_slow_is_waited_for(
         time.sleep(0.1)
         original(file, chunk)
 
-    monkeypatch.setattr(packed_store, "read_chunk", read)
-    monkeypatch.setattr(packed_store, "_HANG_S", 0.5)
+    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    monkeypatch.setattr(disk_watch, "_HANG_S", 0.5)
     worker = Worker(folder, model)
     reads = [worker.reader.start(ref) for ref in refs]
     assert all(read.result(DEADLINE_S) for read in reads) and not packings

@@ -20,7 +20,8 @@ from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import ColdStart, EngineConfig
-from punica_serve.engine.adapters import host_load, packed_file, packed_store, page_stream
+from punica_serve.engine.adapters import chunk_reads, host_load, packed_file, packed_store, page_stream
+from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
@@ -104,13 +105,13 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.others_done, self._opened = Event(), Event(), Event()
-        copy, num_left = LoraPool.write_part, 0
-        lock, last = Lock(), 0
+        copy, bytes_left = LoraPool.write_part, 0
+        last = 0
 
         def open_chunks(*arguments: Any) -> list[Chunk]:
-            nonlocal last, num_left
+            nonlocal last, bytes_left
             chunks = packed_file.open_chunks(*arguments)
-            last, num_left = chunks[-1].start, len(chunks) - 1
+            last = bytes_left = chunks[-1].start
             return chunks
 
         def read(file: RangeReader, chunk: Chunk) -> None:
@@ -119,16 +120,15 @@ class Gate:
                 assert self._opened.wait(DEADLINE_S)
             read_chunk(file, chunk)
 
-        def write(*arguments: Any) -> None:
-            nonlocal num_left
-            copy(*arguments)
-            with lock:
-                num_left -= 1
-                if num_left == 0:
-                    self.others_done.set()
+        def write(pool: LoraPool, batch: Any, first: int, last: int) -> None:
+            nonlocal bytes_left
+            copy(pool, batch, first, last)
+            bytes_left -= last - first
+            if bytes_left == 0:
+                self.others_done.set()
 
         monkeypatch.setattr(packed_store, "open_chunks", open_chunks)
-        monkeypatch.setattr(packed_store, "read_chunk", read)
+        monkeypatch.setattr(chunk_reads, "read_chunk", read)
         monkeypatch.setattr(LoraPool, "write_part", write)
 
     def open(self) -> None:
@@ -194,6 +194,41 @@ def test_a_chunk_is_copied_while_others_are_read_and_nothing_is_ready_before_the
     gate.open()
     harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
     check_pages(harness, ref, packed[0])
+
+
+def test_chunks_that_come_while_others_are_copied_are_one_copy(
+    make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call gives the GIL up, and has to get it back from the step loop."""
+    stretches: list[int] = []
+    prepare, copy, all_read = LoraPool.begin_parts, LoraPool.write_part, Event()
+    num_bytes = packed[0].num_bytes
+    bytes_left, lock = num_bytes, Lock()
+
+    def check(chunk: Chunk) -> None:
+        nonlocal bytes_left
+        packed_file.check_chunk(chunk)
+        with lock:
+            bytes_left -= len(chunk.memory)
+            if bytes_left == 0:
+                all_read.set()
+
+    def prepare_late(*arguments: Any) -> CopyBatch:
+        assert all_read.wait(DEADLINE_S)
+        time.sleep(0.02)  # the thread that has read the last one says so
+        return prepare(*arguments)
+
+    def write(pool: LoraPool, batch: CopyBatch, first: int, last: int) -> None:
+        stretches.append(last - first)
+        copy(pool, batch, first, last)
+
+    monkeypatch.setattr(chunk_reads, "check_chunk", check)
+    monkeypatch.setattr(LoraPool, "begin_parts", prepare_late)
+    monkeypatch.setattr(LoraPool, "write_part", write)
+    harness = make()
+    harness.load(refs[0])
+    check_pages(harness, refs[0], packed[0])
+    assert stretches == [num_bytes]
 
 
 @pytest.mark.parametrize("place", [0, 60, 4096, -5000, -1])
@@ -407,7 +442,7 @@ def test_requests_say_from_packed_files_what_they_say_from_folders(
 def test_a_load_that_can_not_go_on_ends_all_that_it_has_begun(
     make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that have read chunks wait for pages that will never be prepared."""
+    """Threads read chunks meanwhile, into memory that is free afterwards."""
 
     def fail(*_: object) -> PackedAdapter:
         raise RuntimeError("no memory for tables")
