@@ -12,12 +12,12 @@ from punica_serve.protocol import AdapterRef, AssignmentId, GpuInfo, Request, Sa
 class PlacedRequests:
     """GPUs by UUID, each with room for 64 requests, pages of 4 tokens and adapters of q_proj."""
 
-    def __init__(self, uuids: str, *, batch: int = 64) -> None:
+    def __init__(self, uuids: str, *, batch: int = 64, kv_pages: int = 1024, lora_pages: int = 1024) -> None:
         self.index = GpuIndex()
         self.gpus: dict[str, GpuRecord] = {}
         self._numbers = count(1)
         for uuid in uuids:
-            gpu = GpuRecord(GpuInfo(uuid, "cpu", batch, 4, 1024, {"qkv": 1024}), "runner")
+            gpu = GpuRecord(GpuInfo(uuid, "cpu", batch, 4, kv_pages, {"qkv": lora_pages}), "runner")
             self.gpus[uuid] = gpu
             self.index.add(gpu)
 
@@ -40,7 +40,7 @@ class PlacedRequests:
         """Places a request; returns its counter."""
         counter = next(self._numbers)
         self.gpus[uuid].add(AssignmentId(1, counter), record)
-        self.index.update(self.gpus[uuid])
+        self.index.update(self.gpus[uuid], record.digest)
         return counter
 
     def begin(self, uuid: str, counter: int) -> None:
@@ -62,8 +62,9 @@ class PlacedRequests:
         self.index.update(self.gpus[uuid])
 
     def end(self, uuid: str, counter: int) -> None:
+        record = self.gpus[uuid].working_set[counter]
         self.gpus[uuid].remove(AssignmentId(1, counter), 0)
-        self.index.update(self.gpus[uuid])
+        self.index.update(self.gpus[uuid], record.digest)
 
     def order(self, placement: Placement, record: RequestRecord) -> str:
         """The UUIDs of its candidates."""

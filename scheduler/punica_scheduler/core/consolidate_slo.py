@@ -9,7 +9,6 @@ decode, of those who wait for their prefills, and its own.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -36,19 +35,18 @@ class ConsolidateSloPlacement(Placement):
     costs: StepCosts
     #: Share by which predicted times are taken to be longer.
     margin: float = 0.15
-    num_figures = 3
+    num_figures = 2
 
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
-        """Working set, room in tokens, and the least slack at clock 0."""
+        """Working set, and the least slack at clock 0."""
         step_s = self.costs.step_s(0, *decode_batch(gpu)) * (1.0 + self.margin)
-        room = gpu.room if gpu.has_free_place else -inf
-        return len(gpu.working_set), room, gpu.load_sums.slack.least_at_0(step_s)
+        return len(gpu.working_set), gpu.load_sums.slack.least_at_0(step_s)
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
         columns = index.columns(self)
-        num_requests, room, slack_at_0 = columns
+        num_requests, slack_at_0 = columns
         now_s = index.now_ns / 1e9
-        has_room = room > record.num_tokens
+        has_room = columns.with_room(record)
         may_hold = has_room & (slack_at_0 >= now_s + self._least_pause_s(record))
         knowing = index.prefixes.knowing(record)
         packed = set()

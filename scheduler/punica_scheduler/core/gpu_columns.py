@@ -5,13 +5,26 @@ Only GPUs that changed since the last look are written again. A pass over a thou
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from math import inf
+from typing import Protocol, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
+from punica_scheduler.core.adapter_users import AdapterUsers
 from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.request import RequestRecord
 from punica_serve.errors.invariants import require
 from punica_serve.performance.batch_columns import Column
+from punica_serve.protocol import LoraGroup
+
+#: An entry for each GPU.
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_LORA_GROUPS: tuple[LoraGroup, ...] = get_args(LoraGroup)
+_LORA_ROWS = {group: row for row, group in enumerate(_LORA_GROUPS)}
+#: The table's rows before the source's figures: free pages of each LoRA group, then room in tokens.
+_ROOM_ROW, _NUM_ROOM_ROWS = len(_LORA_GROUPS), len(_LORA_GROUPS) + 1
 
 
 class ColumnSource(Protocol):
@@ -28,7 +41,8 @@ class ColumnSource(Protocol):
 class GpuColumns:
     """One column for each open GPU, by UUID from the highest down, so that the first of equals has the highest."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: AdapterUsers) -> None:
+        self._users = users
         self._gpus: list[GpuRecord] = []
         self._place: dict[GpuRecord, int] = {}
         self._changed: set[GpuRecord] = set()
@@ -55,17 +69,29 @@ class GpuColumns:
         if source is not self._source:
             self._gpus = list(reversed(open_gpus))
             self._place = {gpu: place for place, gpu in enumerate(self._gpus)}
-            self._table = np.zeros((source.num_figures, len(self._gpus)))
+            self._table = np.zeros((_NUM_ROOM_ROWS + source.num_figures, len(self._gpus)))
             self._changed, self._source = set(self._gpus), source
         for gpu in self._changed:
             if (place := self._place.get(gpu)) is not None:
-                self._table[:, place] = source.figures_of(gpu)
+                self._table[:, place] = _entries_of(gpu, source)
         self._changed.clear()
         return self
 
     def __iter__(self) -> Iterator[Column]:
-        """The figures, a column of float64 for each."""
-        return iter(self._table)
+        """The source's figures, a column of float64 for each."""
+        return iter(self._table[_NUM_ROOM_ROWS:])
+
+    def with_room(self, record: RequestRecord) -> Mask:
+        """GPUs with a free place, and KvCache and LoRA pages for the request; those that run its adapter need none."""
+        has_tokens: Mask = self._table[_ROOM_ROW] > record.num_tokens
+        if not record.lora_pages:
+            return has_tokens
+        needs = record.lora_pages.items()
+        has_pages: Mask = np.logical_and.reduce([self._table[_LORA_ROWS[group]] >= pages for group, pages in needs])
+        if not has_pages.all():
+            users = [place for gpu in self._users.of(record.digest) if (place := self._place.get(gpu)) is not None]
+            has_pages[users] = True
+        return has_tokens & has_pages
 
     def refuse(self, gpu: GpuRecord) -> None:
         """Until the GPU changes, its last figure is the least that there is: nobody needs to ask it again."""
@@ -101,5 +127,11 @@ class GpuColumns:
         self.look(open_gpus, self._source)
         require(self._gpus == list(reversed(open_gpus)), "the columns are of other GPUs")
         for place, gpu in enumerate(self._gpus):
-            figures = zip(self._table[:, place], self._source.figures_of(gpu), strict=True)
+            figures = zip(self._table[:, place], _entries_of(gpu, self._source), strict=True)
             require(all(found in (figure, -np.inf) for found, figure in figures), f"the figures of {gpu.uuid} are old")
+
+
+def _entries_of(gpu: GpuRecord, source: ColumnSource) -> tuple[float, ...]:
+    """The table's column of a GPU."""
+    free_pages = [gpu.free_lora_pages.get(group, 0) for group in _LORA_GROUPS]
+    return *free_pages, gpu.room if gpu.has_free_place else -inf, *source.figures_of(gpu)

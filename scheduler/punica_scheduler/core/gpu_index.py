@@ -53,13 +53,13 @@ class GpuIndex:
         self._ending_bound = RoomBound()
         #: Size under which a GPU of either kind is filed, and the room that it had when it was looked at last.
         self._filed: dict[GpuRecord, tuple[int, int]] = {}
-        #: Figures of all open GPUs, for placements by cost.
-        self._columns = GpuColumns()
         #: The time of the newest event.
         self.now_ns = 0
         self.typical = TypicalRequest()
         self.prefixes = KnownPrefixes()
         self._adapter_users = AdapterUsers()
+        #: Figures of all open GPUs, for placements by cost.
+        self._columns = GpuColumns(self._adapter_users)
         #: Those that may have room now for what they had no room for before.
         self.improved: set[GpuRecord] = set()
 

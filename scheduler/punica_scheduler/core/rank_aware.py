@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
@@ -34,24 +33,23 @@ class RankAwarePlacement(Placement):
     costs: StepCosts
     #: GPUs that have the adapter, or whose worker has it in host memory, go before all others.
     adapters_on_host: bool = False
-    num_figures = 10
+    num_figures = 9
 
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
         load, batch = gpu.load_sums, decode_batch(gpu)
-        room = gpu.room if gpu.has_free_place else -inf
         num_queued = load.prefills.num_tokens_from(gpu.next_step) if self.costs.prefills_apart else 0
-        return *batch[:2], *batch.lora, num_queued, load.tightest_s, room, self.costs.step_s(0, *batch)
+        return *batch[:2], *batch.lora, num_queued, load.tightest_s, self.costs.step_s(0, *batch)
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
         columns = index.columns(self)
-        num_rows, context, lora_rows, sum_ranks, max_rank, num_pages, num_queued, tightest_s, room, before_s = columns
+        num_rows, context, lora_rows, sum_ranks, max_rank, num_pages, num_queued, tightest_s, before_s = columns
         batches = BatchColumns(num_rows, context, LoraColumns(lora_rows, sum_ranks, max_rank, num_pages))
         after_s = self.costs.decode_s(batches.with_row(record.num_tokens, record.adapter_size))
         added_s = after_s - before_s + self._added_prefill_s(record, num_queued) / index.typical.num_answer
         promised_s = np.minimum(tightest_s, record.time_per_token_s or np.inf)
         cost = num_rows * (added_s + PENALTY_S * (after_s > promised_s))
         empty = (gpu for gpu in index.prefixes.knowing(record) if not gpu.working_set)  # these alone cost 0, all alike
-        gpus = columns.in_order(columns.prefer(np.where(room > record.num_tokens, cost, np.inf), empty))
+        gpus = columns.in_order(columns.prefer(np.where(columns.with_room(record), cost, np.inf), empty))
         return _near_first(gpus, record) if self.adapters_on_host else gpus
 
     def _added_prefill_s(self, record: RequestRecord, num_queued: Column) -> Column | float:

@@ -1,0 +1,43 @@
+"""Placements by cost that ask one GPU after the other: slow, but plain. They must decide as the shipped ones."""
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
+from punica_scheduler.core.decode_batch import decode_batch
+from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_index import GpuIndex
+from punica_scheduler.core.rank_aware import PENALTY_S, RankAwarePlacement
+from punica_scheduler.core.request import RequestRecord
+
+_by_uuid = attrgetter("uuid")
+
+
+def with_room(record: RequestRecord, index: GpuIndex) -> list[GpuRecord]:
+    """GPUs with a free place and with pages, the highest UUID first."""
+    gpus = [gpu for gpu in index.by_uuid() if gpu.has_free_place and gpu.room > record.num_tokens]
+    return sorted((gpu for gpu in gpus if gpu.fits_lora(record)), key=_by_uuid, reverse=True)
+
+
+def rank_aware(placement: RankAwarePlacement, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+    """The least cost first. The placement's prefills must run beside decodes."""
+    costs = placement.costs
+    prefill_s = costs.prefill_s(record.num_tokens, record.adapter_size) / index.typical.num_answer
+
+    def cost(gpu: GpuRecord) -> float:
+        num_rows, context, lora = batch = decode_batch(gpu)
+        with_adapter = lora.with_row(record.adapter_size) if record.digest is not None else lora
+        after_s = costs.step_s(0, num_rows + 1, context + record.num_tokens, with_adapter)
+        promised_s = min(gpu.load_sums.tightest_s, record.time_per_token_s or float("inf"))
+        return num_rows * (after_s - costs.step_s(0, *batch) + prefill_s + PENALTY_S * (after_s > promised_s))
+
+    return iter(sorted(with_room(record, index), key=lambda gpu: round(cost(gpu), 9)))
+
+
+def consolidate_slo(placement: ConsolidateSloPlacement, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
+    """The largest working set that keeps all promises, then the smallest."""
+    gpus = with_room(record, index)
+    largest_first = sorted(gpus, key=lambda gpu: -len(gpu.working_set))
+    packed = [gpu for gpu in largest_first if placement.keeps_promises(gpu, (record,), index)]
+    yield from packed
+    yield from (gpu for gpu in sorted(gpus, key=lambda gpu: len(gpu.working_set)) if gpu not in packed)
