@@ -54,12 +54,12 @@ def share_budget(
     costs: ChunkCosts | None = None,
     awaits: Callable[[RunningT, RunningT], bool] = _never,
 ) -> list[tuple[RunningT, int]]:
-    """The prefills of the next step, and how many tokens of each: first come, first served, until the budget ends.
+    """The prefills of the next step, and how many tokens of each: in the order of ``prefilling``, up to the budget.
 
-    ``prefilling`` has the running requests that do not decode and whose adapters are there, by arrival. The last
-    one is cut where the budget ends; none behind it is looked at. ``max_prefills`` of None sets no limit.
-    With ``costs``, chunks behind long contexts are shorter. A request that ``awaits`` one that is chosen, since it will
-    share what that one computes, stays out of this step alone: so nothing is waited for that does not run.
+    ``prefilling`` has the running requests that do not decode and whose adapters are there, as `PrefillTurns` orders
+    them. The last one is cut where the budget ends; none behind it is looked at. ``max_prefills`` of None sets no
+    limit. With ``costs``, chunks behind long contexts are shorter. A request that ``awaits`` one that is chosen, since
+    it will share what that one computes, stays out of this step alone: so nothing is waited for that does not run.
     """
     chosen: list[tuple[RunningT, int]] = []
     allowance = costs.allowance(budget_tokens) if costs else 0.0

@@ -5,7 +5,7 @@ whose objects for each request make a step at batch 32 take six times as long or
 """
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from punica_serve.batching_rules import give_pages, may_admit, take_missing
@@ -18,6 +18,7 @@ from punica_serve.paging.shared_pages import SharedPagePool
 from punica_serve.performance.lora_load import LoraAccount, LoraLoad
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_turns import PrefillTurns
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
@@ -52,6 +53,7 @@ class SimulatedGpu:
     ) -> None:
         self._info = info
         self._chunk_costs = chunk_costs
+        self._turns = PrefillTurns(prefill_budget_tokens, chunk_costs)
         self._model = model
         self._prefills_apart = model.profile.prefills == "apart"
         self._prefill_budget_tokens = prefill_budget_tokens
@@ -230,13 +232,13 @@ class SimulatedGpu:
             self._decodes.join(row)
             self._beginners += [] if row.has_new_tokens else [row]
 
-    def _ready(self) -> Iterator[Row]:
-        """Starting rows whose adapters are loaded."""
-        return (row for row in self._starting if self._loras.is_ready(row.digest))
+    def _prefilling(self) -> list[Row]:
+        """The rows that could prefill, by arrival: their adapters are loaded."""
+        return [row for row in self._starting if not row.is_decoding and self._loras.is_ready(row.digest)]
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = prefills_of(self._ready(), self.prefixes, self._prepare, self._prefill_budget_tokens, None)
+        prefills = prefills_of(self._prefilling(), self.prefixes, self._prepare, self._prefill_budget_tokens, None)
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
@@ -247,9 +249,11 @@ class SimulatedGpu:
         """A step of the decodes, with prefills beside them; None if nothing can run."""
         preempted = self._give_pages()
         prefills: tuple[Prefill, ...] = ()
-        if self._starting:
+        if prefilling := self._prefilling():
             limits = (self._prefill_budget_tokens, self._info.max_prefills, self._chunk_costs)
-            prefills = prefills_of(self._ready(), self.prefixes, self._prepare, *limits)
+            prefills = prefills_of(self._turns.order(prefilling), self.prefixes, self._prepare, *limits)
+            if prefills:
+                self._turns.take(prefilling, prefills[0].row)
         num_decodes = len(self._decodes)
         if not prefills and not num_decodes and not preempted:
             return None

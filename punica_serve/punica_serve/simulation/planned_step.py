@@ -35,20 +35,21 @@ class PlannedStep(NamedTuple):
 
 
 def prefills_of(
-    ready: Iterable[Row],
+    prefilling: Iterable[Row],
     prefixes: PrefixCache,
     prepare: Callable[[Row], bool],
     budget_tokens: int,
     max_prefills: int | None,
     costs: ChunkCosts | None = None,
 ) -> tuple[Prefill, ...]:
-    """The prefills of a step, by the engine's rule; none if all rows decode.
+    """The prefills of a step, by the engine's rule.
 
-    ``prepare``: takes known pages for a row, and says whether it has those of its next chunk.
+    ``prefilling``: those that could prefill, in the order in which they are looked at. ``prepare``: takes known pages
+    for a row, and says whether it has those of its next chunk.
     """
-    prefilling = (row for row in ready if not row.is_decoding and prepare(row))
+    prepared = filter(prepare, prefilling)
     shares = share_budget(
-        prefilling, budget_tokens=budget_tokens, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
+        prepared, budget_tokens=budget_tokens, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
     )
     return tuple([Prefill(row, num_tokens) for row, num_tokens in shares])
 

@@ -113,6 +113,21 @@ def test_a_request_that_outgrows_the_kvcache_waits_until_it_is_preempted(make_gp
     gpu.check_invariants()
 
 
+def test_a_long_prompt_and_short_ones_take_turns(make_gpu: MakeGpu) -> None:
+    gpu = make_gpu()
+    gpu.add(1, make_request(1, num_prompt=100), 0.0)
+    prefilled = []
+    for number in range(8):
+        if number in (2, 3):
+            gpu.add(number, make_request(number), 0.0)
+        plan = gpu.begin_step(0.0)
+        assert plan is not None
+        prefilled += [prefill.row.key for prefill in plan.prefills]
+        gpu.end_step()
+        gpu.check_invariants()
+    assert prefilled == [1, 1, 2, 1, 3, 1, 1, 1]
+
+
 def test_an_unknown_request_is_cancelled_without_ado(make_gpu: MakeGpu) -> None:
     gpu = make_gpu()
     gpu.cancel(7)

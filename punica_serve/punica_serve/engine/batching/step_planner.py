@@ -2,8 +2,8 @@
 
 A request waits (no pages), then runs (holds pages). Waiting requests are admitted first come, first served. A step
 mixes prefills, one of them in Punica (section 5), with all decodes. Prefills share a token budget, past which prompts
-are chunked. A running request whose adapter is still loading keeps its pages and stays out of the step; no other
-request waits for it.
+are chunked; those that need few steps and the oldest take turns. A running request whose adapter is still loading keeps
+its pages and stays out of the step; no other request waits for it.
 """
 
 from bisect import insort
@@ -19,6 +19,7 @@ from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_turns import PrefillTurns
 
 _by_arrival = attrgetter("arrival")
 
@@ -103,6 +104,7 @@ class StepPlanner:
         self._cache = cache
         self.page_rule = PageRule(cache.page_size, cache.window, prefill_budget_tokens)
         self._chunk_costs = chunk_costs
+        self._turns = PrefillTurns(prefill_budget_tokens, chunk_costs)
         self._max_batch_size = max_batch_size
         self._max_prefills = max_prefills
         self._prefill_budget_tokens = prefill_budget_tokens
@@ -121,12 +123,13 @@ class StepPlanner:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request that arrived now would be prefilled in the next step, if it needs no more pages than there
-        are: none waits before it, and neither all places nor all prefills of that step are taken.
+        """Whether a short request that arrived now would be prefilled in the next step, if it needs no more pages than
+        there are: none waits before it, and neither all places nor all prefills of that step are taken.
         """
-        num_prefills = sum(not (sequence.is_decoding or sequence.is_complete) for sequence in self._running)
-        is_next = not self._waiting and num_prefills < self._max_prefills
-        return is_next and self._num_unfinished < self._max_batch_size
+        if self._waiting or self._num_unfinished >= self._max_batch_size:
+            return False
+        prefilling = [each for each in self._running if not (each.is_decoding or each.is_complete)]
+        return self._turns.num_before_newcomer(prefilling) < self._max_prefills
 
     def next_waiting(self, count: int) -> list[Sequence]:
         """The sequences that will be admitted first."""
@@ -269,20 +272,23 @@ class StepPlanner:
     def _prefills(self, is_ready: IsReady, may_join: IsReady) -> tuple[PrefillChunk, ...]:
         """One that joins the copy of its adapter runs as the step's only prefill, since others would be held too."""
         candidates = self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence))
-        first = next((sequence for sequence in candidates if not sequence.is_decoding), None)
-        if first is None or not is_ready(first):
-            return self._share([first] if first else [], 1)
-        chunks = self._share(self._runnable(is_ready), self._max_prefills)
+        prefilling = [sequence for sequence in candidates if not sequence.is_decoding]
+        in_turn = self._turns.order(prefilling)
+        if in_turn and not is_ready(in_turn[0]):
+            chunks = self._share(in_turn[:1], 1)
+        else:
+            chunks = self._share(filter(is_ready, in_turn), self._max_prefills)
+        if chunks:
+            self._turns.take(prefilling, chunks[0].sequence)
         by_adapter: dict[str | None, list[PrefillChunk]] = {}
         for chunk in chunks:
             by_adapter.setdefault(chunk.sequence.digest, []).append(chunk)
         return tuple(chunk for group in by_adapter.values() for chunk in group)
 
-    def _share(self, runnable: Iterable[Sequence], max_prefills: int) -> tuple[PrefillChunk, ...]:
+    def _share(self, in_turn: Iterable[Sequence], max_prefills: int) -> tuple[PrefillChunk, ...]:
         prefixes = self._cache.prefixes
         # Others may have computed some of their tokens since they were admitted.
-        prefilling = (prefixes.take(sequence) for sequence in runnable if not sequence.is_decoding)
-        prefilling = (sequence for sequence in prefilling if self._has_pages(sequence))
+        prefilling = (sequence for sequence in map(prefixes.take, in_turn) if self._has_pages(sequence))
         budget, costs = self._prefill_budget_tokens, self._chunk_costs
         shares = share_budget(
             prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
