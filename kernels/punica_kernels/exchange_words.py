@@ -12,8 +12,8 @@ from torch import Tensor
 
 #: Processes that one step may use: bits of a non-negative int32, rounded to a kernel's block.
 MAX_PROCESSES = 32
-#: int64 words from one process's words to the next one's: a cache line.
-WORD_STRIDE = 8
+#: Instead of a process's number once it has died; larger than any. The operating system's kernel writes it.
+DEAD = 1 << 30
 #: The key of a wait that nothing ends, by which the time of a look is measured.
 NO_ARRIVAL_KEY = (1 << 31) - 1
 #: Exchanges of one step: ``done_word`` leaves them 16 bits.
@@ -33,11 +33,12 @@ class ExchangeField(IntEnum):
     #: Where the arrival of the adapter's layers is written, and what.
     ARRIVAL_SLOT = 4
     ARRIVAL_NUMBER = 5
-    #: Looks at the host's words that the step may take in all, and has taken.
+    #: Looks at the host's words that the step may take in all, and for one exchange, and has taken.
     MAX_LOOKS = 6
-    NUM_LOOKS = 7
+    MAX_LOOKS_FOR_ONE = 7
+    NUM_LOOKS = 8
     #: Not 0 once a wait has ended without the host's answer.
-    FAILED = 8
+    FAILED = 9
 
 
 NUM_STEP_WORDS = len(ExchangeField)
@@ -57,8 +58,10 @@ class ExchangeTensors:
     host_delta: Tensor
     #: int32 [exchanges]: the key once x is there, or its negative if the device does this one by itself.
     host_sent: Tensor
-    #: int64 [MAX_PROCESSES * WORD_STRIDE]: ``done_word`` of each process's newest part.
+    #: int64 [MAX_PROCESSES]: ``done_word`` of each process's newest part. Side by side, so that a look reads few lines.
     host_done: Tensor
+    #: int64 [MAX_PROCESSES]: each process's number, 0 before it is ready, ``DEAD`` from its end on.
+    host_pids: Tensor
     #: int32 [1]: the key of the last step that waited in vain.
     host_failed: Tensor
     #: int32 [NUM_STEP_WORDS]

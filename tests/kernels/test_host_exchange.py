@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from punica_kernels.exchange_words import (
+    DEAD,
     MAX_PROCESSES,
     NO_ARRIVAL_KEY,
     NUM_STEP_WORDS,
-    WORD_STRIDE,
     ExchangeField,
     ExchangeTensors,
     done_word,
@@ -26,21 +26,25 @@ def _host(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _tensors(**fields: int) -> ExchangeTensors:
     step = torch.zeros(NUM_STEP_WORDS, dtype=torch.int32)
-    words = {"KEY": _KEY, "NUM_ROWS": _ROWS, "GROUPS": 0b10, "PROCESSES": 0b101, "MAX_LOOKS": 3}
+    words = {"KEY": _KEY, "NUM_ROWS": _ROWS, "GROUPS": 0b10, "PROCESSES": 0b101}
+    words |= {"MAX_LOOKS": 3, "MAX_LOOKS_FOR_ONE": 100}
     words |= {"ARRIVAL_SLOT": 1, "ARRIVAL_NUMBER": 7}
     for name, value in (words | fields).items():
         step[ExchangeField[name]] = value
-    return ExchangeTensors(
+    tensors = ExchangeTensors(
         host_x=_host(_ROWS * _WIDTH),
         host_delta=_host(_ROWS * _OUT).copy_(torch.randn(_ROWS * _OUT)),
         host_sent=_host(12, dtype=torch.int32),
-        host_done=_host(MAX_PROCESSES * WORD_STRIDE, dtype=torch.int64),
+        host_done=_host(MAX_PROCESSES, dtype=torch.int64),
+        host_pids=_host(MAX_PROCESSES, dtype=torch.int64),
         host_failed=_host(1, dtype=torch.int32),
         step=step.to(GPU),
         owner=torch.zeros(1, dtype=torch.int32, device=GPU),
         counter=torch.zeros(1, dtype=torch.int32, device=GPU),
         arrivals=torch.zeros(2, 4, dtype=torch.int32, device=GPU),
     )
+    tensors.host_pids[list(_PROCESSES)] = 1234
+    return tensors
 
 
 def _send(tensors: ExchangeTensors, group: int = 1) -> Tensor:
@@ -61,7 +65,7 @@ def _receive(tensors: ExchangeTensors, group: int = 1) -> tuple[Tensor, Tensor]:
 
 def _answer(tensors: ExchangeTensors, key: int = _KEY, processes: tuple[int, ...] = _PROCESSES) -> None:
     for process in processes:
-        tensors.host_done[process * WORD_STRIDE] = done_word(key, 9)
+        tensors.host_done[process] = done_word(key, 9)
 
 
 def _synchronize() -> None:
@@ -113,6 +117,34 @@ def test_an_answer_that_does_not_come_ends_the_wait_and_all_later_ones(processes
     assert tensors.host_sent[9] == -_KEY, "the rest of the step is the device's"
 
 
+@pytest.mark.parametrize("pid", [DEAD, 0])
+def test_the_death_of_a_process_ends_the_wait_for_all(pid: int) -> None:
+    tensors = _tensors(MAX_LOOKS=1000, MAX_LOOKS_FOR_ONE=1000, NUM_LOOKS=5)
+    _send(tensors)
+    _answer(tensors, processes=(0,))
+    tensors.host_pids[2] = pid
+    before, after = _receive(tensors)
+    assert torch.equal(before, after) and tensors.host_failed[0] == _KEY
+    assert tensors.step[ExchangeField.NUM_LOOKS] == 6
+
+
+def test_an_answer_counts_though_the_process_has_died_since() -> None:
+    tensors = _tensors()
+    _send(tensors)
+    _answer(tensors)
+    tensors.host_pids.fill_(DEAD)
+    _, after = _receive(tensors)
+    assert torch.equal(after[_BUCKET_ROWS - _ROWS : _BUCKET_ROWS], tensors.host_delta.view(_ROWS, _OUT))
+    assert not tensors.host_failed[0]
+
+
+def test_one_exchange_may_not_take_all_looks_of_the_step() -> None:
+    tensors = _tensors(MAX_LOOKS=1000, MAX_LOOKS_FOR_ONE=20, NUM_LOOKS=300)
+    _send(tensors)
+    _receive(tensors)
+    assert tensors.host_failed[0] == _KEY and tensors.step[ExchangeField.NUM_LOOKS] == 320
+
+
 def test_an_answer_to_another_step_is_none() -> None:
     tensors = _tensors()
     _send(tensors)
@@ -122,8 +154,8 @@ def test_an_answer_to_another_step_is_none() -> None:
 
 
 def test_looks_can_be_counted_by_a_wait_that_no_answer_ends() -> None:
-    tensors = _tensors(KEY=NO_ARRIVAL_KEY, MAX_LOOKS=20)
+    tensors = _tensors(KEY=NO_ARRIVAL_KEY, MAX_LOOKS=20, MAX_LOOKS_FOR_ONE=20)
     tensors.owner.fill_(NO_ARRIVAL_KEY)
-    tensors.host_done.fill_(done_word(NO_ARRIVAL_KEY - 1, 9))
+    _answer(tensors, key=NO_ARRIVAL_KEY - 1)
     _receive(tensors)
     assert tensors.step[ExchangeField.NUM_LOOKS] == 20

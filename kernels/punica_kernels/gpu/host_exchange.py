@@ -1,7 +1,8 @@
 """Rows that go to processes on the host and come back changed, within a stream and without the host's threads.
 
-`punica_kernels.exchange_words` documents the tensors. A wait for the host ends after a number of looks, whatever the
-host does: then the step is marked as failed, and its later exchanges neither send nor wait.
+`punica_kernels.exchange_words` documents the tensors. A wait for the host ends once one of the processes has died, and
+after a number of looks whatever the host does: then the step is marked as failed, and its later exchanges neither send
+nor wait.
 """
 
 from typing import Any
@@ -10,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from punica_kernels.exchange_words import DEAD as _DEAD
 from punica_kernels.exchange_words import MAX_PROCESSES as _MAX_PROCESSES
-from punica_kernels.exchange_words import WORD_STRIDE as _STRIDE
 from punica_kernels.exchange_words import ExchangeField, ExchangeTensors
 
 KEY = tl.constexpr(ExchangeField.KEY)
@@ -21,10 +22,11 @@ PROCESSES = tl.constexpr(ExchangeField.PROCESSES)
 ARRIVAL_SLOT = tl.constexpr(ExchangeField.ARRIVAL_SLOT)
 ARRIVAL_NUMBER = tl.constexpr(ExchangeField.ARRIVAL_NUMBER)
 MAX_LOOKS = tl.constexpr(ExchangeField.MAX_LOOKS)
+MAX_LOOKS_FOR_ONE = tl.constexpr(ExchangeField.MAX_LOOKS_FOR_ONE)
 NUM_LOOKS = tl.constexpr(ExchangeField.NUM_LOOKS)
 FAILED = tl.constexpr(ExchangeField.FAILED)
-WORD_STRIDE = tl.constexpr(_STRIDE)
 MAX_PROCESSES = tl.constexpr(_MAX_PROCESSES)
+DEAD = tl.constexpr(_DEAD)
 
 #: Programs of a launch: enough to fill the link, few enough to leave the device to the kernels beside.
 _MAX_PROGRAMS = 64
@@ -61,6 +63,7 @@ def receive(delta: Tensor, tensors: ExchangeTensors, index: int, group: int, num
         delta,
         tensors.host_delta,
         tensors.host_done,
+        tensors.host_pids,
         tensors.host_failed,
         tensors.step,
         tensors.owner,
@@ -127,6 +130,7 @@ def _receive(
     delta,
     host_delta,
     host_done,
+    host_pids,
     host_failed,
     step,
     owner,
@@ -137,24 +141,30 @@ def _receive(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Every program waits for all processes, then copies its rows."""
+    """Every program with rows waits for all processes while all of them live, then copies its rows.
+
+    The others don't look: the link has an adapter to carry.
+    """
     key = tl.load(step + KEY)
     is_exchanged = (tl.load(step + GROUPS) >> group) & 1
-    if (key != 0) & (is_exchanged != 0) & (tl.load(owner) == key):
+    num_rows = tl.load(step + NUM_ROWS)
+    if (key != 0) & (is_exchanged != 0) & (tl.load(owner) == key) & (tl.program_id(0) < num_rows):
         processes = tl.arange(0, MAX_PROCESSES)
         used = ((tl.load(step + PROCESSES) >> processes) & 1) != 0
         wanted = key.to(tl.int64) * 65536 + index + 1
-        max_looks = tl.load(step + MAX_LOOKS)
         looks = tl.load(step + NUM_LOOKS)
+        max_looks = tl.minimum(tl.load(step + MAX_LOOKS), looks + tl.load(step + MAX_LOOKS_FOR_ONE))
         least = wanted - 1
-        while (least < wanted) & (looks < max_looks):
-            done = tl.load(host_done + processes * WORD_STRIDE, mask=used, other=wanted, volatile=True)
+        num_lost = tl.full((), 0, tl.int32)
+        while (least < wanted) & (looks < max_looks) & (num_lost == 0):
+            done = tl.load(host_done + processes, mask=used, other=wanted, volatile=True)
+            pids = tl.load(host_pids + processes, mask=used, other=1, volatile=True)
             least = tl.min(done, axis=0)
+            num_lost = tl.sum(((pids == 0) | (pids >= DEAD)).to(tl.int32), axis=0)
             looks += 1
         if tl.program_id(0) == 0:
             tl.store(step + NUM_LOOKS, looks)
         if least >= wanted:
-            num_rows = tl.load(step + NUM_ROWS)
             columns = tl.arange(0, BLOCK)
             for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
                 source = host_delta + row * WIDTH

@@ -207,9 +207,9 @@ def test_processes_that_are_stopped_cost_their_prefill_alone(
         os.kill(pid, signal.SIGSTOP)
     assert run_requests(engine, request, other) == resident(request, other)
     _wait_for(lambda: _pool(engine).is_free, "the processes' end")
-    assert [record.message for record in caplog.records if "of a prefill" in record.message] == [
-        "the CPU processes of a prefill of 10 tokens ended, or did not answer within 50 ms; it starts again when its"
-        " adapter is on the device"
+    assert [record.message for record in caplog.records if "the prefill of" in record.message] == [
+        "CPU processes of `engine.cold_start` did not answer within 50 ms, or 50 ms in all; the prefill of 10 tokens"
+        " starts again when its adapter is on the device"
     ]
     remaining = set(stopped) & set(_pids(engine))
     for pid in remaining:
@@ -227,6 +227,7 @@ def test_a_process_that_dies_at_any_point_costs_its_prefill_alone(
     monkeypatch: pytest.MonkeyPatch,
     before_layer: Callable[[Before], None],
     exchanges: list[tuple[int, bool]],
+    caplog: pytest.LogCaptureFixture,
     kill_at: int,
 ) -> None:
     """Nobody waits for its answer: the step's wait has no end within this test."""
@@ -241,6 +242,10 @@ def test_a_process_that_dies_at_any_point_costs_its_prefill_alone(
 
     before_layer(kill)
     assert run_requests(engine, request) == resident(request)
+    assert [record.message for record in caplog.records if "the prefill of" in record.message] == [
+        "a CPU process of `engine.cold_start` ended while it helped; the prefill of 10 tokens starts again when its"
+        " adapter is on the device"
+    ]
     assert _pool(engine).wait_until_ready(DEADLINE_S), "another process replaces it"
     evict(engine, *refs)
     exchanges.clear()

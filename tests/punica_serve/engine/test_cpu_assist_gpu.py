@@ -224,6 +224,35 @@ def test_processes_that_are_stopped_cost_their_prefill_alone(
         os.kill(pid, signal.SIGCONT)
 
 
+def test_a_process_that_is_killed_frees_the_device_at_once(
+    helped: Engine, refs: list[AdapterRef], resident: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device waits for its answer, and could for seconds."""
+    for name in ("_LEAST_WAIT_S", "_MOST_WAIT_S"):
+        monkeypatch.setattr(assistant, name, DEADLINE_S / 2)
+    has_ended, memory, request = _tell_of_ends(monkeypatch), _assist(helped).memory, cold_request("cold", refs[0])
+    hold_copies(monkeypatch, "cuda", lambda group: has_ended.wait(DEADLINE_S) if group == 0 else None)
+    expected, key, victim = resident(request), memory.read_job().key + 1, _pids(helped)[0]
+    took_s: list[float] = []
+
+    def kill() -> None:
+        while memory.sent_words[0] != key and not has_ended.wait(1e-4):
+            pass
+        killed_s = time.perf_counter()
+        os.kill(victim, signal.SIGKILL)
+        while memory.failed.item() != key and not has_ended.is_set():
+            time.sleep(1e-5)
+        took_s.append(time.perf_counter() - killed_s)
+
+    os.kill(victim, signal.SIGSTOP)
+    killer = Thread(target=kill)
+    killer.start()
+    assert run_requests(helped, request) == expected
+    killer.join(DEADLINE_S)
+    assert memory.failed.item() == key
+    assert took_s[0] < 0.02, f"the device waited for {1e3 * took_s[0]:.1f} ms after the death"
+
+
 def test_a_late_step_holds_no_other_request_for_longer(
     helped: Engine, refs: list[AdapterRef], resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:

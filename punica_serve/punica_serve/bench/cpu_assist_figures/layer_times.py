@@ -13,7 +13,7 @@ from punica_kernels.exchange_words import done_word
 from punica_serve.bench.cpu_assist_figures.figure_settings import FigureSettings, LayerTime
 from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
 from punica_serve.engine.adapters.layer_arrival import CpuArrival
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cpu_assist.exchange_memory import GroupWeights
 from punica_serve.engine.cpu_assist.lora_share import HostShare
@@ -46,7 +46,8 @@ def _job_s(assist: CpuAssist, weights: Sequence[GroupWeights], count: int, num_t
     if not assist.wait_until_free(MAX_WAIT_S):
         raise RequestFailed("the CPU processes don't end their work")
     arrival = CpuArrival(assist.shape.num_layers, lambda: None)
-    job = assist.start_job(weights, num_tokens, assist.pool.ready[:count], arrival, MAX_WAIT_S, lambda *_: None)
+    limits = WaitLimits.both(MAX_WAIT_S)
+    job = assist.start_job(weights, num_tokens, assist.pool.ready[:count], arrival, limits, lambda *_: None)
     x = torch.zeros(num_tokens, assist.shape.groups[0].in_features, dtype=assist.shape.torch_dtype)
     try:
         started_s = time.perf_counter()
@@ -66,7 +67,7 @@ def exchange_layer(job: AssistJob, layer: int, x: Tensor) -> Tensor:
     memory, index = job.memory, job.memory.shape.index(layer, 0)
     memory.rows_of_x(0, job.num_rows).copy_(x)
     memory.sent_words[index] = job.key
-    word, deadline_s = done_word(job.key, index), time.monotonic() + job.max_wait_s
+    word, deadline_s = done_word(job.key, index), time.monotonic() + job.limits.in_all_s
     while not all(memory.done[process] >= word for process in job.words.processes):
         if time.monotonic() > deadline_s:
             raise RequestFailed("the CPU processes don't answer in time")

@@ -14,7 +14,7 @@ from punica_serve.bench.cpu_assist_figures.figure_settings import AssistedPrefil
 from punica_serve.bench.cpu_assist_figures.layer_times import MAX_WAIT_S, exchange_layer
 from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords, CudaArrival
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cpu_assist.exchange_memory import GroupWeights
 from punica_serve.engine.cuda.cuda_exchange import CudaExchange
@@ -90,7 +90,9 @@ class _Prefills:
 
     def _start(self, weights: Sequence[GroupWeights], processes: Sequence[int]) -> AssistJob:
         arrival = CudaArrival(self._assist.shape.num_layers, lambda: None, self._arrivals.ticket())
-        return self._assist.start_job(weights, self._num_tokens, processes, arrival, MAX_WAIT_S, lambda *_: None)
+        return self._assist.start_job(
+            weights, self._num_tokens, processes, arrival, WaitLimits.both(MAX_WAIT_S), lambda *_: None
+        )
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         exchange = self._exchange.of_bucket(self._step_words, self._num_tokens)

@@ -95,13 +95,16 @@ class AssistForecast:
 
     def layer_s(self, num_rows: int, pages: Sequence[int], num_processes: int) -> float:
         """All exchanges of one layer."""
-        return sum(
-            self.times.exchange_s(
-                ExchangeWork.of(group, num_rows, count, self._shape.torch_dtype.itemsize), num_processes
-            )
+        return sum(self.exchanges_s(num_rows, pages, num_processes))
+
+    def exchanges_s(self, num_rows: int, pages: Sequence[int], num_processes: int) -> list[float]:
+        """Each exchange of one layer."""
+        itemsize = self._shape.torch_dtype.itemsize
+        return [
+            self.times.exchange_s(ExchangeWork.of(group, num_rows, count, itemsize), num_processes)
             for group, count in zip(self._shape.groups, pages, strict=True)
             if count
-        )
+        ]
 
     def assisted_s(self, arrives_in_s: Sequence[float], step: StepForecast, layer_s: float) -> tuple[float, float]:
         """(The end of a step that exchanges the layers that have not arrived, the time of these exchanges)."""

@@ -12,6 +12,19 @@ from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, JobWo
 _PEERS_TIMEOUT_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """Most seconds that a step may wait for its processes."""
+
+    in_all_s: float
+    for_one_s: float
+
+    @classmethod
+    def both(cls, seconds: float) -> "WaitLimits":
+        """One exchange may take as long as all."""
+        return cls(seconds, seconds)
+
+
 @dataclass(slots=True, eq=False)
 class AssistJob:
     """The prefill of a step, whose adapter is still arriving, and the processes that help."""
@@ -19,8 +32,7 @@ class AssistJob:
     words: JobWords
     memory: ExchangeMemory
     arrival: Arrival
-    #: Most seconds that the step may wait for the processes in all.
-    max_wait_s: float
+    limits: WaitLimits
     #: Called once, with whether the step has waited in vain.
     on_end: Callable[["AssistJob", bool], None]
     #: A step on a CPU notices by itself that it has waited for too long.

@@ -2,7 +2,7 @@
 
 Between jobs it sleeps on its pipe, whose end tells that the worker is gone. Within a job it waits actively for x, and
 for the other processes between the two products, since an exchange takes as long as a few switches between processes;
-but never past the end of the step, nor for long.
+but never past the end of the step or of another process of the job, nor for long.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from punica_kernels.exchange_words import done_word
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, ExchangeShape, JobWords
+from punica_serve.engine.cpu_assist.life_word import shown_alive
 from punica_serve.engine.cpu_assist.lora_share import HostShare, LayerShare
 
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +53,7 @@ class AssistProcess:
                     return
 
     def _compute(self, job: JobWords, layer: int, group: int, share: LayerShare) -> bool:
-        """Both products. False if the step is over before the other processes have done the first one."""
+        """Both products. False if the job is over before the other processes have done the first one."""
         memory, word = self.memory, done_word(job.key, self.memory.shape.index(layer, group))
         v = memory.columns_of_v(group, job.weights[group].num_pages, job.num_rows)
         share.shrink(v, memory.rows_of_x(group, job.num_rows))
@@ -64,28 +65,32 @@ class AssistProcess:
         return True
 
     def _wait_for_x(self, job: JobWords, index: int) -> bool | None:
-        """Whether the device wants an exchange; None if the step is over."""
+        """Whether the device wants an exchange; None if the job is over."""
         sent, answers = self.memory.sent_words, {job.key: True, -job.key: False}
-        return self._wait(job.key, lambda: answers.get(sent[index]))
+        return self._wait(job, lambda: answers.get(sent[index]))
 
     def _wait_for_peers(self, job: JobWords, word: int) -> bool:
-        """Waits until all processes of the job have written their share of v. False if the step is over first."""
-        return all(self._wait_for_peer(process, job.key, word) for process in job.processes)
+        """Waits until all processes of the job have written their share of v. False if the job is over first."""
+        return all(self._wait_for_peer(job, process, word) for process in job.processes)
 
-    def _wait_for_peer(self, process: int, key: int, word: int) -> bool:
+    def _wait_for_peer(self, job: JobWords, process: int, word: int) -> bool:
         shrunk = self.memory.shrunk
-        return self._wait(key, lambda: True if shrunk[process] >= word else None) is True
+        return self._wait(job, lambda: True if shrunk[process] >= word else None) is True
 
-    def _wait(self, key: int, look: Callable[[], bool | None]) -> bool | None:
-        """The first answer other than None of ``look``; None if the step is over before."""
+    def _wait(self, job: JobWords, look: Callable[[], bool | None]) -> bool | None:
+        """The first answer other than None of ``look``; None if the job is over before."""
         deadline_s = time.monotonic() + _MAX_WAIT_S
         while True:
             for _ in range(_LOOKS):
                 if (answer := look()) is not None:
                     return answer
-            if self.memory.ended_key >= key or time.monotonic() > deadline_s:
+            if self._is_over(job) or time.monotonic() > deadline_s:
                 return None
             os.sched_yield()
+
+    def _is_over(self, job: JobWords) -> bool:
+        """Whether the step has ended, or does not wait any more since a process of the job has died."""
+        return self.memory.ended_key >= job.key or self.memory.has_lost(job.processes)
 
 
 def main(arguments: list[str]) -> None:
@@ -103,13 +108,13 @@ def main(arguments: list[str]) -> None:
 def _serve(process: AssistProcess) -> None:
     """Runs jobs until the worker closes the pipe."""
     memory, last_key = process.memory, 0
-    memory.pids[process.number] = os.getpid()
-    while os.read(sys.stdin.fileno(), 64):
-        job = memory.read_job()
-        if job.key > last_key:
-            last_key = job.key
-            process.run(job)
-        memory.left[process.number] = last_key
+    with shown_alive(memory.pids[process.number :][:1]):
+        while os.read(sys.stdin.fileno(), 64):
+            job = memory.read_job()
+            if job.key > last_key:
+                last_key = job.key
+                process.run(job)
+            memory.left[process.number] = last_key
 
 
 def _map(place: str) -> Tensor:

@@ -7,7 +7,7 @@ from statistics import median
 
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed, CpuArrival, CudaArrival
 from punica_serve.engine.cpu_assist.assist_forecast import AssistTimes, ExchangeTimes, ExchangeWork, fit_times
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _measure(
         return None
     arrival = _never(assist)
     weights = assist.weights_of_first_group(num_pages)
-    job = assist.start_job(weights, num_rows, processes, arrival, _MAX_WAIT_S, lambda *_: None)
+    job = assist.start_job(weights, num_rows, processes, arrival, WaitLimits.both(_MAX_WAIT_S), lambda *_: None)
     seconds = None
     try:
         with suppress(ArrivalFailed):  # a step on a CPU has waited in vain; its job knows

@@ -22,7 +22,7 @@ from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalWords
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast, AssistTimes
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.engine.cpu_assist.exchange_memory import (
     ExchangeMemory,
     ExchangeShape,
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 MAX_ASSISTED_ROWS = 256
 #: The time in which a process imports torch, on a machine that does much else.
 _START_TIMEOUT_S = 60.0
-#: A step waits at most so many times as long as its exchanges take as foreseen, and a little more; but never longer.
+#: A step waits at most so many times as long as its exchanges, and each of them, are predicted to take, and as long as
+#: a process may have to wait for its core; but never longer in all.
 _PATIENCE, _LEAST_WAIT_S, _MOST_WAIT_S = 4.0, 0.02, 0.25
 #: The same on a CPU, where a wait holds no device that others need.
 _CPU_WAIT_S = 10.0
@@ -134,14 +135,14 @@ class CpuAssist:
         if weights is None or not ready:
             return None
         cache.hold(copy)
-        num_processes, wait_s = self._plan(num_rows, copy.packed, len(ready))
+        num_processes, limits = self._plan(num_rows, copy.packed, len(ready))
 
         def end(job: AssistJob, is_late: bool) -> None:
             cache.release(copy)
             if is_late:
                 self._report(job)
 
-        return self.start_job(weights, num_rows, ready[:num_processes], arrival, wait_s, end)
+        return self.start_job(weights, num_rows, ready[:num_processes], arrival, limits, end)
 
     def start_job(
         self,
@@ -149,13 +150,13 @@ class CpuAssist:
         num_rows: int,
         processes: Sequence[int],
         arrival: Arrival,
-        max_wait_s: float,
+        limits: WaitLimits,
         on_end: Callable[[AssistJob, bool], None],
     ) -> AssistJob:
         """Wakes processes, in ascending order, which divide the weights of a job among them."""
         self._key += 1
         words = JobWords(self._key, num_rows, tuple(processes), tuple(weights))
-        job = AssistJob(words, self.memory, arrival, max_wait_s, on_end)
+        job = AssistJob(words, self.memory, arrival, limits, on_end)
         self.memory.write_job(words)
         self._pool.wake(job.key, words.processes)
         return job
@@ -169,15 +170,15 @@ class CpuAssist:
         self._pool.close()
         self._shared.close()
 
-    def _plan(self, num_rows: int, packed: PackedAdapter, num_ready: int) -> tuple[int, float]:
+    def _plan(self, num_rows: int, packed: PackedAdapter, num_ready: int) -> tuple[int, WaitLimits]:
         """How many processes compute, and how long the step may wait for them."""
         if self._forecast is None:
-            return num_ready, _CPU_WAIT_S if self._is_cpu else _MOST_WAIT_S
+            return num_ready, WaitLimits.both(_CPU_WAIT_S if self._is_cpu else _MOST_WAIT_S)
         pages = self._pages(packed)
         num_processes = self._forecast.num_processes(num_rows, pages, num_ready)
-        expected_s = self.shape.num_layers * self._forecast.layer_s(num_rows, pages, num_processes)
-        wait_s = min(_PATIENCE * expected_s + _LEAST_WAIT_S, _MOST_WAIT_S)
-        return num_processes, _CPU_WAIT_S if self._is_cpu else wait_s
+        exchanges_s = self._forecast.exchanges_s(num_rows, pages, num_processes)
+        limits = WaitLimits.both(_CPU_WAIT_S) if self._is_cpu else wait_limits(exchanges_s, self.shape.num_layers)
+        return num_processes, limits
 
     def _layer_s(self, forecast: AssistForecast, num_rows: int, packed: PackedAdapter) -> float:
         pages = self._pages(packed)
@@ -204,11 +205,14 @@ class CpuAssist:
         return tuple(weights)
 
     def _report(self, job: AssistJob) -> None:
+        limits = job.limits
         log.warning(
-            "the CPU processes of a prefill of %d tokens ended, or did not answer within %.0f ms; it starts again when"
-            " its adapter is on the device",
+            "%s; the prefill of %d tokens starts again when its adapter is on the device",
+            "a CPU process of `engine.cold_start` ended while it helped"
+            if self.memory.has_lost(job.words.processes)
+            else "CPU processes of `engine.cold_start` did not answer within"
+            f" {1e3 * limits.for_one_s:.0f} ms, or {1e3 * limits.in_all_s:.0f} ms in all",
             job.num_rows,
-            1e3 * job.max_wait_s,
         )
         self.suspect(job)
 
@@ -253,6 +257,12 @@ def _open(
     except ConfigError as error:
         log.warning("`engine.cold_start` goes on without CPU processes: %s", error.message)
         return None
+
+
+def wait_limits(exchanges_s: Sequence[float], num_layers: int) -> WaitLimits:
+    """How long a step on a GPU waits. ``exchanges_s``: those of one layer, as predicted."""
+    in_all_s = min(_PATIENCE * num_layers * sum(exchanges_s) + _LEAST_WAIT_S, _MOST_WAIT_S)
+    return WaitLimits(in_all_s, min(_PATIENCE * max(exchanges_s) + _LEAST_WAIT_S, in_all_s))
 
 
 def assist_cores(num_processes: int, device: torch.device, rank: Rank = SINGLE) -> list[int]:

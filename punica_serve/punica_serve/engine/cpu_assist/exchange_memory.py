@@ -1,10 +1,12 @@
 """The memory that a worker shares with its CPU processes: the job, the words that both sides write, and the rows.
 
 Nothing is serialised. A job is a few integers; x and what is added lie where the device writes and reads them; the
-adapter lies in the host cache, which the processes map too. Each word has one writer. x, v and delta are those of one
-exchange: the next x comes when all processes are done with this one, and the next job when all have left the last.
+adapter lies in the host cache, which the processes map too. Each word has one writer, but that a process's number is
+replaced when it has ended. x, v and delta are those of one exchange: the next x comes when all processes are done with
+this one, and the next job when all have left the last.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,13 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_kernels.exchange_words import MAX_PROCESSES, WORD_STRIDE
+from punica_kernels.exchange_words import DEAD, MAX_PROCESSES
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, USUAL_LORA_RANK
 from punica_serve.protocol import LoraGroup
 
 Words = npt.NDArray[np.int64]
 
 _ALIGNMENT_BYTES = 4096
+#: int64 words of a cache line.
+_LINE_WORDS = 8
 
 
 class GroupShape(msgspec.Struct, frozen=True):
@@ -107,12 +111,15 @@ class ExchangeMemory:
         places = _places(shape)
         self.shape = shape
         self._job: Words = _numpy(memory, places["job"], torch.int64)
-        #: int64 [MAX_PROCESSES * WORD_STRIDE]: a line for each process, which it alone writes but at its start.
-        self.process_words = _view(memory, places["processes"], torch.int64)
-        lines: Words = self.process_words.numpy().reshape(MAX_PROCESSES, WORD_STRIDE)
-        #: By process: the ``done_word`` of the newest exchange whose columns of delta it has written, the last job that
-        #: it has left, its pid once it is ready, and the ``done_word`` of the newest exchange whose v it has written.
-        self.done, self.left, self.pids, self.shrunk = (lines[:, column] for column in range(4))
+        #: int64 [MAX_PROCESSES], by process: the ``done_word`` of the newest exchange whose columns of delta it has
+        #: written, and its pid while it lives and is ready.
+        self.done_words, self.pid_words = (_view(memory, places[name], torch.int64) for name in ("done", "pids"))
+        self.done: Words = self.done_words.numpy()
+        self.pids: Words = self.pid_words.numpy()
+        #: By process, each with a line of its own, since others look at them all the time: the last job that it has
+        #: left, and the ``done_word`` of the newest exchange whose v it has written.
+        lines: Words = _numpy(memory, places["lines"], torch.int64).reshape(MAX_PROCESSES, _LINE_WORDS)
+        self.left, self.shrunk = lines[:, 0], lines[:, 1]
         #: int32 [exchanges]: the key once x is there, or its negative if the exchange is the device's own.
         self.sent = _view(memory, places["sent"], torch.int32)
         self.sent_words: npt.NDArray[np.int32] = self.sent.numpy()
@@ -143,6 +150,10 @@ class ExchangeMemory:
     def end_job(self, key: int) -> None:
         self._job[1] = key
 
+    def has_lost(self, processes: Iterable[int]) -> bool:
+        """Whether one of these processes, which were ready, has died."""
+        return not all(0 < self.pids[process] < DEAD for process in processes)
+
     def rows_of_x(self, group: int, num_rows: int) -> Tensor:
         """[num_rows, in_features]"""
         return _rows(self.x, num_rows, self.shape.groups[group].in_features)
@@ -164,7 +175,9 @@ def exchange_num_bytes(shape: ExchangeShape) -> int:
 def _places(shape: ExchangeShape) -> dict[str, slice]:
     num_bytes = {
         "job": 8 * _num_job_words(shape),
-        "processes": 8 * MAX_PROCESSES * WORD_STRIDE,
+        "done": 8 * MAX_PROCESSES,
+        "pids": 8 * MAX_PROCESSES,
+        "lines": 8 * MAX_PROCESSES * _LINE_WORDS,
         "failed": 64,
         "sent": 4 * shape.num_exchanges,
         "x": shape.torch_dtype.itemsize * shape.max_rows * max(group.in_features for group in shape.groups),

@@ -2,6 +2,7 @@
 
 One thread owns them: the system ends them with the thread that started them. A process that died is started again,
 later each time; one that a step waited for in vain is killed first, so that it can't write into a later step's rows.
+The steps and the other processes need nobody to tell them of a death: the system's kernel changes the process's word.
 """
 
 import logging
@@ -82,7 +83,10 @@ class ProcessPool:
 
     @property
     def is_free(self) -> bool:
-        """Whether the last job was left by all of its processes: before that there must not be another."""
+        """Whether the last job was left by all of its processes: before that there must not be another.
+
+        One that has died leaves it when the step has ended.
+        """
         left = self._memory.left
         return all(left[number] >= self._last_key for number in self._last_used)
 
@@ -141,17 +145,16 @@ class ProcessPool:
 
     def _tend(self, child: _Child) -> None:
         """Starts the process if it is due, and notices its end."""
-        now_s = time.monotonic()
         if child.popen is None:
-            if now_s >= child.starts_s:
-                self._start(child)
+            key = self._last_key
+            if self._memory.ended_key >= key:
+                self._memory.left[child.number] = key
+                if time.monotonic() >= child.starts_s:
+                    self._start(child)
         elif (status := child.popen.poll()) is not None:
             self._end(child, f"ended with status {status}")
 
     def _start(self, child: _Child) -> None:
-        # The child that had this number before is gone; mark it as having left all jobs.
-        self._memory.pids[child.number] = 0
-        self._memory.left[child.number] = self._last_key
         shape, exchange, host = self._arguments
         command = [sys.executable, "-m", _MODULE, "--number", str(child.number), "--core", str(child.core)]
         command += ["--shape", shape, "--exchange", exchange, "--host", host]
@@ -163,7 +166,7 @@ class ProcessPool:
             self._end(child, f"can't be started: {error}")
 
     def _end(self, child: _Child, reason: str) -> None:
-        """Records the end of a process, and when the next one starts. The log tells before its job counts as left."""
+        """Records the end of a process, and when the next one starts."""
         self._kill(child)
         log.warning("CPU process %d of `engine.cold_start` %s; another one replaces it", child.number, reason)
         now_s = time.monotonic()
@@ -171,7 +174,6 @@ class ProcessPool:
         child.pause_s = 0.0 if is_old else min(max(_FIRST_PAUSE_S, 2 * child.pause_s), _LONGEST_PAUSE_S)
         child.starts_s = now_s + child.pause_s
         self._memory.pids[child.number] = 0
-        self._memory.left[child.number] = self._last_key
 
     def _is_open(self, missed: _MissedWait) -> bool:
         """Kills those that have not left the job after a while. False once all have left it."""

@@ -19,13 +19,13 @@ class TorchExchange:
 
     def __init__(self, job: AssistJob) -> None:
         self._job = job
-        self._deadline_s = time.perf_counter() + job.max_wait_s
+        self._deadline_s = time.perf_counter() + job.limits.in_all_s
 
     def run(self, layer: int, group: LoraGroup, x: Tensor) -> Tensor | None:
         """The rows that the adapter adds to x [rows, in]: [rows, out], valid until the next call.
 
         None if the layer has arrived, or the adapter leaves the group alone. Raises ArrivalFailed if a process has
-        ended, or if they don't answer in time.
+        died, or if they don't answer in time.
         """
         job, shape = self._job, self._job.memory.shape
         number = shape.group_number(group)
@@ -41,21 +41,14 @@ class TorchExchange:
         return job.memory.rows_of_delta(number, job.num_rows)
 
     def _wait(self, word: int) -> None:
-        done = self._job.memory.done
-        for process in self._job.words.processes:
-            while done[process] < word:
-                if time.perf_counter() > self._deadline_s or self._is_left_by_any(word):
+        memory, processes, limits = self._job.memory, self._job.words.processes, self._job.limits
+        deadline_s = min(self._deadline_s, time.perf_counter() + limits.for_one_s)
+        for process in processes:
+            while memory.done[process] < word:
+                if time.perf_counter() > deadline_s or memory.has_lost(processes):
                     self._job.is_late = True
                     raise ArrivalFailed
                 time.sleep(_PAUSE_S)
-
-    def _is_left_by_any(self, word: int) -> bool:
-        """Whether a process has left the job, as by its end, without this exchange: the others wait for it too.
-
-        ``left`` is read before ``done``, since a process writes them the other way round.
-        """
-        memory, key = self._job.memory, self._job.key
-        return any(memory.left[process] >= key and memory.done[process] < word for process in self._job.words.processes)
 
 
 def time_exchanges(job: AssistJob) -> float:

@@ -1,7 +1,7 @@
 """Exchanges with CPU processes within the CUDA graphs of steps: the device sends and waits, no thread of the host does.
 
-A wait ends after a number of looks at the host's words. A look's time is measured here, on the words of this very
-memory, by a wait that nothing ends.
+A wait ends once a process has died, or after a number of looks at the host's words. A look's time is measured here, on
+the words of this very memory, by a wait that nothing ends.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ from punica_serve.protocol import LoraGroup
 
 #: Looks by which the time of one is measured: some milliseconds.
 _MEASURED_LOOKS = 4096
-_INT32_MAX = (1 << 31) - 1
+#: Two such numbers of looks fit into an int32.
+_MOST_LOOKS = (1 << 30) - 1
 
 
 class CudaExchange:
@@ -36,7 +37,8 @@ class CudaExchange:
             host_x=memory.x,
             host_delta=memory.delta,
             host_sent=memory.sent,
-            host_done=memory.process_words,
+            host_done=memory.done_words,
+            host_pids=memory.pid_words,
             host_failed=memory.failed,
             step=torch.zeros(NUM_STEP_WORDS, dtype=torch.int32, device=device),
             owner=torch.zeros(1, dtype=torch.int32, device=device),
@@ -61,7 +63,8 @@ class CudaExchange:
                 ExchangeField.PROCESSES: job.processes,
                 ExchangeField.ARRIVAL_SLOT: job.arrival.ticket.slot,
                 ExchangeField.ARRIVAL_NUMBER: job.arrival.ticket.number,
-                ExchangeField.MAX_LOOKS: self._max_looks(job.max_wait_s),
+                ExchangeField.MAX_LOOKS: self._max_looks(job.limits.in_all_s),
+                ExchangeField.MAX_LOOKS_FOR_ONE: self._max_looks(job.limits.for_one_s),
             }
         )
 
@@ -101,19 +104,21 @@ class CudaExchange:
         return self._timed[0]
 
     def _max_looks(self, seconds: float) -> int:
-        return max(1, min(_INT32_MAX, int(seconds / self.look_s)))
+        return max(1, min(_MOST_LOOKS, int(seconds / self.look_s)))
 
     def _measure_look(self) -> float:
         """Seconds of one look, of as many programs as usual, while the answer does not come."""
-        tensors, group = self._tensors, self._shape.groups[0]
-        delta = torch.zeros(
-            self._shape.max_rows, group.out_features, dtype=self._shape.torch_dtype, device=tensors.step.device
-        )
+        group, num_rows, device = self._shape.groups[0], self._shape.max_rows, self._tensors.step.device
+        delta = torch.zeros(num_rows, group.out_features, dtype=self._shape.torch_dtype, device=device)
+        # The processes may not be ready yet.
+        tensors = replace(self._tensors, host_pids=torch.ones_like(self._tensors.host_pids, device=device))
         words = {
             ExchangeField.KEY: NO_ARRIVAL_KEY,
+            ExchangeField.NUM_ROWS: num_rows,
             ExchangeField.GROUPS: 1,
             ExchangeField.PROCESSES: 1,
             ExchangeField.MAX_LOOKS: _MEASURED_LOOKS,
+            ExchangeField.MAX_LOOKS_FOR_ONE: _MEASURED_LOOKS,
         }
         tensors.owner.fill_(NO_ARRIVAL_KEY)
         elapsed_s = 0.0
@@ -121,7 +126,7 @@ class CudaExchange:
             tensors.step.copy_(torch.from_numpy(step_words(words)))
             started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             started.record()
-            host_exchange.receive(delta, tensors, 0, 0, self._shape.max_rows)
+            host_exchange.receive(delta, tensors, 0, 0, num_rows)
             ended.record()
             ended.synchronize()
             elapsed_s = float(started.elapsed_time(ended)) / 1e3

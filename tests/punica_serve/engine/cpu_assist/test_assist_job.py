@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.errors import RequestFailed
 
 
@@ -17,7 +17,9 @@ def job(failed_key: int, peers: "Future[Any] | None" = None) -> tuple[AssistJob,
     words: Any = SimpleNamespace(key=7, num_rows=1, weights=(), processes=())
     memory: Any = SimpleNamespace(failed=[failed_key], end_job=lambda key: None)
     arrival: Any = None
-    return AssistJob(words, memory, arrival, 1.0, lambda _, is_late: told.append(is_late), peers=peers), told
+    return AssistJob(
+        words, memory, arrival, WaitLimits.both(1.0), lambda _, is_late: told.append(is_late), peers=peers
+    ), told
 
 
 @pytest.mark.parametrize(("failed_key", "is_good"), [(7, False), (6, True), (0, True)])

@@ -17,7 +17,7 @@ from punica_serve.engine.adapters.layer_arrival import ArrivalFailed, CpuArrival
 from punica_serve.engine.adapters.packing import PackedAdapter, PackedGroup, packed_num_bytes
 from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
 from punica_serve.engine.cpu_assist import assistant
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.engine.cpu_assist.assistant import CpuAssist, open_cpu_assist
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.memory.pinned_memory import HostMemory
@@ -50,7 +50,9 @@ class Helpers:
         weights, processes = self.assist._weights(packed), range(num_processes)
         assert weights is not None
         arrival = CpuArrival(_MODEL.num_hidden_layers, lambda: None)
-        return self.assist.start_job(weights, _NUM_ROWS, processes, arrival, max_wait_s, lambda *_: None)
+        return self.assist.start_job(
+            weights, _NUM_ROWS, processes, arrival, WaitLimits.both(max_wait_s), lambda *_: None
+        )
 
     def check(self, packed: PackedAdapter, num_processes: int) -> None:
         """Runs a step with these processes: what they add is x A B."""
@@ -96,14 +98,13 @@ def test_processes_add_x_a_b_of_the_groups_that_an_adapter_has(
     helpers.check(helpers.pack({**dict.fromkeys(_siblings(ranks), 0), **ranks}), num_processes)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
-def test_nobody_waits_for_ever_for_a_process_between_the_two_products(helpers: Helpers, sent: signal.Signals) -> None:
+def test_nobody_waits_for_ever_for_a_process_that_is_stopped_between_the_two_products(helpers: Helpers) -> None:
     """The others have written their v and wait for its; the step gives up, they leave the job, the next one counts."""
     packed, pool, memory = helpers.pack(_QKV), helpers.assist.pool, helpers.assist.memory
     job = helpers.start(packed, 3, max_wait_s=0.2)
     lost = pool.pid(1)
     assert lost is not None
-    os.kill(lost, sent)
+    os.kill(lost, signal.SIGSTOP)
     with pytest.raises(ArrivalFailed):
         TorchExchange(job).run(0, "qkv", torch.zeros(_NUM_ROWS, _MODEL.hidden_size))
     _wait_for(lambda: all(memory.shrunk[number] == done_word(job.key, 0) for number in (0, 2)))
@@ -112,6 +113,26 @@ def test_nobody_waits_for_ever_for_a_process_between_the_two_products(helpers: H
     helpers.assist.suspect(job)
     _wait_for(lambda: all(memory.left[number] == job.key for number in (0, 2)))
     _wait_for(lambda: pool.pid(1) not in (lost, None))
+    helpers.check(packed, 3)
+
+
+def test_all_leave_the_job_of_a_process_that_dies_between_the_two_products(helpers: Helpers) -> None:
+    """At once, though its step goes on for long; no other job begins before that has ended."""
+    packed, pool, memory = helpers.pack(_QKV), helpers.assist.pool, helpers.assist.memory
+    job = helpers.start(packed, 3, max_wait_s=2 * DEADLINE_S)
+    lost = pool.pid(1)
+    assert lost is not None
+    os.kill(lost, signal.SIGSTOP)
+    memory.sent_words[0] = job.key
+    _wait_for(lambda: all(memory.shrunk[number] == done_word(job.key, 0) for number in (0, 2)))
+    assert not any(memory.left[number] == job.key for number in (0, 2))
+    os.kill(lost, signal.SIGKILL)
+    _wait_for(lambda: all(memory.left[number] == job.key for number in (0, 2)))
+    with pytest.raises(ArrivalFailed):
+        TorchExchange(job).run(0, "qkv", torch.zeros(_NUM_ROWS, _MODEL.hidden_size))
+    _wait_for(lambda: pool.pid(1) is None)
+    assert not helpers.assist.wait_until_free(0.2)
+    assert not job.end()
     helpers.check(packed, 3)
 
 

@@ -8,7 +8,8 @@ import torch
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist import assistant
-from punica_serve.engine.cpu_assist.assistant import assist_cores, open_cpu_assist
+from punica_serve.engine.cpu_assist.assist_job import WaitLimits
+from punica_serve.engine.cpu_assist.assistant import assist_cores, open_cpu_assist, wait_limits
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import ConfigError
 from tiny_config import tiny_config
@@ -39,6 +40,22 @@ def test_other_modes_have_no_processes(mode: str) -> None:
     host = HostMemory(4096)
     config = EngineConfig(model="model", cold_start=mode)
     assert open_cpu_assist(config, tiny_config(), torch.float32, host, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("exchanges_s", "expected"),
+    [
+        ([0.0002, 0.0003], WaitLimits(in_all_s=0.084, for_one_s=0.0212)),
+        ([0.002, 0.003], WaitLimits(in_all_s=0.25, for_one_s=0.032)),
+        ([0.2], WaitLimits(in_all_s=0.25, for_one_s=0.25)),
+    ],
+)
+def test_one_exchange_is_waited_for_much_shorter_than_all_of_a_step(
+    exchanges_s: list[float], expected: WaitLimits
+) -> None:
+    found = wait_limits(exchanges_s, num_layers=32)
+    assert found.in_all_s == pytest.approx(expected.in_all_s)
+    assert found.for_one_s == pytest.approx(expected.for_one_s)
 
 
 def test_there_are_no_more_processes_than_cores_and_each_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """The memory that a worker and its CPU processes share."""
 
+import pytest
 import torch
 
-from punica_kernels.exchange_words import MAX_PROCESSES
+from punica_kernels.exchange_words import DEAD, MAX_PROCESSES
 from punica_serve.engine.cpu_assist.exchange_memory import (
     ExchangeMemory,
     ExchangeShape,
@@ -35,10 +36,24 @@ def test_parts_do_not_overlap() -> None:
     memory.delta.fill_(2.0)
     memory.sent.fill_(3)
     memory.failed.fill_(4)
-    memory.process_words.fill_(5)
-    assert memory.shrunk.tolist() == memory.done.tolist() == [5] * MAX_PROCESSES
+    memory.done.fill(5)
+    memory.pids.fill(7)
+    memory.left.fill(8)
+    memory.shrunk.fill(9)
+    for number, words in enumerate((memory.pids, memory.left, memory.shrunk), start=7):
+        assert words.tolist() == [number] * MAX_PROCESSES
+    assert memory.done_words.tolist() == [5] * MAX_PROCESSES
     assert memory.x.eq(1.0).all() and memory.v.eq(6.0).all() and memory.delta.eq(2.0).all()
     assert memory.sent.eq(3).all()
     assert memory.failed.item() == 4 and memory.read_job().key == 0 and len(memory.sent) == _SHAPE.num_exchanges
     assert memory.rows_of_x(1, 5).shape == (5, 40) and memory.rows_of_delta(0, 5).shape == (5, 32)
     assert memory.columns_of_v(0, 16, 5).shape == (3 * 128, 5), "the highest rank that processes help with"
+
+
+@pytest.mark.parametrize(("pid", "is_lost"), [(0, True), (4321, False), (DEAD, True)])
+def test_a_job_has_lost_processes_that_have_no_number_any_more(pid: int, is_lost: bool) -> None:
+    memory = _memory()
+    memory.pids[[1, 31]] = 1234
+    memory.pids[31] = pid
+    assert memory.has_lost((1, 31)) is is_lost
+    assert not memory.has_lost((1,))

@@ -1,0 +1,53 @@
+"""A word in shared memory that tells whether a process lives, and that the kernel changes when it dies.
+
+It is a robust futex (`man 2 set_robust_list`): it holds the process's number, which the kernel replaces by ``DEAD`` as
+soon as the process can't run any more. Other notices of its end, as of a pipe or from `waitpid`, come only once its
+memory is unmapped, which takes the longer the more there is: tens of milliseconds for torch and a host cache.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from punica_kernels.exchange_words import DEAD
+from punica_serve.engine.cpu_assist.exchange_memory import Words
+
+#: The system call's number on x86-64.
+_SET_ROBUST_LIST = 273
+
+
+class _RobustList(ctypes.Structure):
+    """The kernel's list of the futexes that a thread holds, and its only entry, which is beside it."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("offset", ctypes.c_long),
+        ("pending", ctypes.c_void_p),
+        ("entry", ctypes.c_void_p),
+    )
+    #: Bytes of the list's head.
+    NUM_BYTES = 24
+
+    def __init__(self, word: int) -> None:
+        """``word``: its address."""
+        head = ctypes.addressof(self)
+        entry = head + _RobustList.entry.offset
+        super().__init__(entry, word - entry, None, head)
+
+
+@contextmanager
+def shown_alive(word: Words) -> Iterator[None]:
+    """Holds the word, int64 [1], 0 until now, as long as the calling thread lives, and at most until the end.
+
+    The thread must be the process's main one. Raises OSError if the kernel has no such lists.
+    """
+    futexes = _RobustList(word.ctypes.data)
+    system_call = ctypes.CDLL(None, use_errno=True).syscall
+    if system_call(_SET_ROBUST_LIST, ctypes.byref(futexes), ctypes.c_size_t(_RobustList.NUM_BYTES)):
+        raise OSError(ctypes.get_errno(), "the kernel does not tell of the ends of processes (set_robust_list)")
+    word[0] = os.getpid()
+    try:
+        yield
+    finally:
+        word[0] = DEAD  # the kernel leaves a word alone that has not the thread's number
