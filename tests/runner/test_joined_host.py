@@ -11,6 +11,7 @@ from punica_runner import joined_host
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.runner_section import RunnerConfig
+from punica_serve.engine.ranks import group_listener
 from punica_serve.engine.ranks.group_settings import Rendezvous
 from punica_serve.engine.ranks.rank_ring import RankRing
 from punica_serve.engine.ranks.remote_hosts import RemoteHosts
@@ -39,6 +40,7 @@ async def test_it_dials_until_it_is_let_in_and_says_once_what_is_wrong(
     """First nobody is there, and then a leader whose config has other devices."""
     monkeypatch.setattr(joined_host, "_FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(joined_host, "_HIGHEST_WAIT_S", 0.02)
+    monkeypatch.setattr(group_listener, "_LOG_EVERY_S", 0.0)
     caplog.set_level(logging.WARNING)
     port = free_port()
     serving = asyncio.create_task(joined_host.serve(_config(tmp_path, port), "token", host=1))

@@ -13,6 +13,7 @@ from punica_frontend.fields.unknown import UnknownField, unknown_fields
 from punica_frontend.metrics.metrics import Metrics
 from punica_serve.config.frontend_section import UnknownFields
 from punica_serve.errors import InvalidRequest
+from punica_serve.process.limited_log import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ HEADER = "X-Punica-Ignored-Fields"
 MAX_UNKNOWN = 64
 #: Names in a header, a frame or a log line.
 MAX_NAMED = 16
-#: Seconds between two log lines; the later one counts the requests between them.
+#: Seconds between two log lines.
 LOG_EVERY_S = 10.0
 
 R = TypeVar("R", bound=Response)
@@ -37,9 +38,7 @@ class FieldPolicy:
     ) -> None:
         self._mode = mode
         self._metrics = metrics
-        self._monotonic = monotonic
-        self._logged_s = -LOG_EVERY_S
-        self._num_unlogged = 0
+        self._log = LimitedLog(log, LOG_EVERY_S, monotonic=monotonic)
 
     def check(self, body: LenientBody) -> tuple[str, ...]:
         """Returns the names of ignored fields. Raises InvalidRequest if one is refused."""
@@ -53,7 +52,7 @@ class FieldPolicy:
         if refused:
             raise refused
         ignored = _names_to_show(names)
-        self._log(ignored)
+        self._log.warning("ignored unsupported fields of a request: %s", ", ".join(ignored))
         return ignored
 
     def _refused(self, found: Sequence[UnknownField]) -> InvalidRequest | None:
@@ -63,17 +62,6 @@ class FieldPolicy:
         first = first or found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return InvalidRequest(f"`{first.param}` is not supported here; {first.advice}{more}", param=first.param)
-
-    def _log(self, ignored: Sequence[str]) -> None:
-        now_s = self._monotonic()
-        if now_s - self._logged_s < LOG_EVERY_S:
-            self._num_unlogged += 1
-            return
-        since = (
-            f" (and those of {self._num_unlogged} more requests since the last such line)" if self._num_unlogged else ""
-        )
-        log.warning("ignored unsupported fields of a request: %s%s", ", ".join(ignored), since)
-        self._logged_s, self._num_unlogged = now_s, 0
 
 
 def with_ignored(response: R, ignored: Sequence[str]) -> R:

@@ -78,7 +78,7 @@ def test_the_log_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> No
         policy.check(body(suffix="x"))
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "ignored unsupported fields of a request: tools"
-    assert second.endswith(": suffix (and those of 4 more requests since the last such line)")
+    assert second.endswith(": suffix (and 4 more since the last such line)")
 
 
 def test_strangers_make_no_series_without_end() -> None:

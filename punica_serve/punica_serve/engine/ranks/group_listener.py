@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from punica_serve.engine.ranks.group_settings import Rendezvous
-from punica_serve.engine.ranks.host_connection import TcpConnection, accept, listen, receive_first
+from punica_serve.engine.ranks.host_connection import NotProven, TcpConnection, accept, listen, receive_first
 from punica_serve.engine.ranks.host_messages import FirstMessage
 from punica_serve.engine.ranks.rank_link import LinkEnded
 from punica_serve.errors import ProtocolError
 from punica_serve.errors.reasons import reason_of
+from punica_serve.process.limited_log import LimitedLog
 from punica_serve.protocol.codec import Decoder
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 _MAX_ARRIVING = 32
 #: From a failure to accept connections, as without free file descriptors, to the next try.
 _PAUSE_S = 0.5
+#: Between two log lines of strangers, and between two of hosts that have proved themselves.
+_LOG_EVERY_S = 60.0
 #: Longest wait for a thread's end.
 _JOIN_S = 5.0
 
@@ -43,6 +46,8 @@ class GroupListener:
         self._key = rendezvous.key
         self._silence_timeout_s = silence_timeout_s
         self._admit = admit
+        #: Two, so that strangers, however many, hide nothing of the group's own hosts.
+        self._strangers, self._hosts = LimitedLog(log, _LOG_EVERY_S), LimitedLog(log, _LOG_EVERY_S)
         self._socket = listen(rendezvous)
         self._is_closed = threading.Event()
         self._places = threading.Semaphore(_MAX_ARRIVING)
@@ -76,7 +81,7 @@ class GroupListener:
             except OSError as error:
                 self._places.release()
                 if not self._is_closed.wait(_PAUSE_S):
-                    log.warning("can't accept connections to the group: %s; trying again", reason_of(error))
+                    self._strangers.warning("can't accept connections to the group: %s; trying again", reason_of(error))
                 continue
             self._provers.submit(self._arrive, sock, address[0])
 
@@ -86,9 +91,10 @@ class GroupListener:
                 self._prove(sock, own)
         except (ProtocolError, LinkEnded) as error:
             if not self._is_closed.is_set():
-                log.warning("refused a connection to the group from %s: %s", address, error)
+                limited = self._strangers if isinstance(error, NotProven) else self._hosts
+                limited.warning("refused a connection to the group from %s: %s", address, error)
         except OSError as error:  # the peer is gone
-            log.warning("lost a connection to the group from %s: %s", address, reason_of(error))
+            self._strangers.warning("lost a connection to the group from %s: %s", address, reason_of(error))
         finally:
             self._places.release()
 

@@ -1,7 +1,12 @@
 """Connections between the hosts of a group: TCP, on which both ends prove that they know the cluster's token.
 
-Each sends random bytes, and a keyed hash of both ends' bytes, so the token itself never travels. What follows is not
+Each sends random bytes, and a keyed hash of both ends' bytes, so the token itself never travels. The end that dials
+proves itself first: from such a hash a weak token could be guessed, so whoever connects gets none. What follows is not
 encrypted, nor are the sums of the ranks: the network must be trusted.
+
+    leader: nonce
+    host:   nonce, proof as a host
+    leader: proof as the leader, or nothing for a wrong one
 """
 
 import hmac
@@ -21,11 +26,16 @@ from punica_serve.errors.reasons import reason_of
 #: From the connection to its proof, and from there to its first message.
 _HANDSHAKE_TIMEOUT_S = 5.0
 _NONCE_BYTES = 32
+_REFUSED = b""
 _MAX_HANDSHAKE_BYTES, _MAX_FIRST_BYTES = 128, 64 << 10
 #: Signs of life within the longest silence, after which the system ends a connection whose other host is gone.
 _NUM_KEEPALIVES = 4
 
 TcpConnection: TypeAlias = "Connection[Any, Any]"
+
+
+class NotProven(ProtocolError):
+    """The other end has not proved that it knows the cluster's token."""
 
 
 def listen(rendezvous: Rendezvous) -> socket.socket:
@@ -52,7 +62,7 @@ def listen(rendezvous: Rendezvous) -> socket.socket:
 def accept(sock: socket.socket, key: bytes, silence_timeout_s: float) -> TcpConnection:
     """The connection of an accepted socket, which it owns, once the other end has proved that it knows the key.
 
-    Raises ProtocolError, and OSError for a socket that has ended.
+    Raises NotProven, and OSError for a socket that has ended.
     """
     try:
         _keep_alive(sock, silence_timeout_s)
@@ -62,13 +72,17 @@ def accept(sock: socket.socket, key: bytes, silence_timeout_s: float) -> TcpConn
     connection = _connection(sock)
     try:
         with _deadline(connection):
-            theirs, ours = _receive(connection), os.urandom(_NONCE_BYTES)
-            connection.send_bytes(ours + _proof(key, b"leader", theirs, ours))
-            if not hmac.compare_digest(_receive(connection), _proof(key, b"host", theirs, ours)):
-                raise ProtocolError("its cluster token is not this host's")
+            ours = os.urandom(_NONCE_BYTES)
+            connection.send_bytes(ours)
+            answer = _receive(connection)
+            theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+            if not hmac.compare_digest(proof, _proof(key, b"host", theirs, ours)):
+                connection.send_bytes(_REFUSED)
+                raise NotProven("its cluster token is not this host's")
+            connection.send_bytes(_proof(key, b"leader", theirs, ours))
     except (OSError, EOFError) as error:
         connection.close()
-        raise ProtocolError("it did not prove that it knows the cluster's token") from error
+        raise NotProven("it did not prove that it knows the cluster's token") from error
     except BaseException:
         connection.close()
         raise
@@ -87,7 +101,7 @@ def receive_first(connection: TcpConnection) -> bytes:
 def dial(rendezvous: Rendezvous, silence_timeout_s: float) -> TcpConnection:
     """A connection to the leader, which has proved that it knows the key.
 
-    Raises ClusterUnavailable if nobody answers there, ProtocolError if its token is another one.
+    Raises ClusterUnavailable if nobody answers there, NotProven if its token is another one.
     """
     try:
         sock = socket.create_connection((rendezvous.host, rendezvous.port), _HANDSHAKE_TIMEOUT_S)
@@ -98,15 +112,10 @@ def dial(rendezvous: Rendezvous, silence_timeout_s: float) -> TcpConnection:
     connection = _connection(sock)
     try:
         with _deadline(connection):
-            ours = os.urandom(_NONCE_BYTES)
-            connection.send_bytes(ours)
-            answer = _receive(connection)
-            theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-            if not hmac.compare_digest(proof, _proof(rendezvous.key, b"leader", ours, theirs)):
-                raise ProtocolError(
-                    f"the cluster token of host 0 at {rendezvous} is not this host's; start both with one"
-                )
-            connection.send_bytes(_proof(rendezvous.key, b"host", ours, theirs))
+            theirs, ours = _receive(connection), os.urandom(_NONCE_BYTES)
+            connection.send_bytes(ours + _proof(rendezvous.key, b"host", ours, theirs))
+            if not hmac.compare_digest(_receive(connection), _proof(rendezvous.key, b"leader", ours, theirs)):
+                raise NotProven(f"the cluster token of host 0 at {rendezvous} is not this host's; start both with one")
     except (OSError, EOFError) as error:
         connection.close()
         raise ClusterUnavailable(f"host 0 at {rendezvous} has ended the connection: {reason_of(error)}") from error
@@ -117,7 +126,7 @@ def dial(rendezvous: Rendezvous, silence_timeout_s: float) -> TcpConnection:
 
 
 def _proof(key: bytes, role: bytes, hosts: bytes, leaders: bytes) -> bytes:
-    """By role, so that neither end can send the other's proof back."""
+    """Of both nonces, so that none holds twice, and by role, so that neither end can send the other's back."""
     return hmac.digest(key, b"punica group " + role + hosts + leaders, "sha256")
 
 

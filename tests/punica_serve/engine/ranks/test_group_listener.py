@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -11,7 +12,7 @@ from ports import free_port
 from punica_serve.engine.ranks import group_listener, host_connection
 from punica_serve.engine.ranks.group_listener import GroupListener
 from punica_serve.engine.ranks.group_settings import Rendezvous
-from punica_serve.engine.ranks.host_connection import TcpConnection, dial
+from punica_serve.engine.ranks.host_connection import NotProven, TcpConnection, dial
 from punica_serve.engine.ranks.host_messages import FirstMessage, RankArrival
 from punica_serve.protocol import encode
 from waits import until
@@ -54,6 +55,7 @@ async def test_strangers_leave_their_places_to_others(
 ) -> None:
     monkeypatch.setattr(host_connection, "_HANDSHAKE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(group_listener, "_MAX_ARRIVING", 2)
+    monkeypatch.setattr(group_listener, "_LOG_EVERY_S", 0.0)
     with _listening() as (rendezvous, admitted), ExitStack() as opened:
         for _ in range(4):
             opened.enter_context(socket.create_connection((rendezvous.host, rendezvous.port)))
@@ -61,6 +63,22 @@ async def test_strangers_leave_their_places_to_others(
         monkeypatch.setattr(host_connection, "_HANDSHAKE_TIMEOUT_S", _DEADLINE_S)
         _arrive(rendezvous, 3)
         assert admitted.get(timeout=_DEADLINE_S) == RankArrival(3)
+
+
+async def test_strangers_fill_no_log_and_hide_no_host(caplog: pytest.LogCaptureFixture) -> None:
+    with _listening() as (rendezvous, admitted):
+        for _ in range(40):
+            with pytest.raises(NotProven):
+                dial(replace(rendezvous, key=b"other"), _SILENCE_S)
+        with dial(rendezvous, _SILENCE_S) as connection:
+            connection.send_bytes(b"hello")
+            await until(lambda: len(caplog.messages) > 1)
+        _arrive(rendezvous, 3)
+        assert admitted.get(timeout=_DEADLINE_S) == RankArrival(3)
+    refused = "refused a connection to the group from 127.0.0.1: "
+    stranger, host = caplog.messages
+    assert stranger == f"{refused}its cluster token is not this host's"
+    assert host.startswith(refused) and "token" not in host
 
 
 @pytest.mark.parametrize("first", [b"", b"hello", bytes(100_000)])
