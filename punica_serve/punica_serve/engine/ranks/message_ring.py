@@ -12,8 +12,6 @@ import struct
 import time
 import zlib
 
-import numpy as np
-
 _WORD_BYTES = 8
 #: Each position has a cache line of its own.
 _LINE_WORDS = 8
@@ -41,9 +39,8 @@ class _Ring:
         self._first = _LINE_WORDS * _WORD_BYTES * (1 + num_readers)
         self._memory = mmap.mmap(fd, 0)
         self._capacity = len(self._memory) - self._first
-        words = np.frombuffer(self._memory, dtype=np.uint64, count=self._first // _WORD_BYTES)
-        #: The writer's, then each reader's. numpy stores a word at once.
-        self._positions = words[::_LINE_WORDS]
+        #: The writer's, then each reader's. A word is loaded and stored at once.
+        self._positions = memoryview(self._memory)[: self._first].cast("Q")[::_LINE_WORDS]
 
     def _put(self, position: int, data: bytes) -> None:
         start = position % self._capacity
@@ -72,21 +69,22 @@ class RingWriter(_Ring):
         num_bytes = _frame_bytes(len(payload))
         if num_bytes > self._capacity:
             raise ValueError(f"a frame of {len(payload)} bytes exceeds the ring's {self._capacity}")
-        start = int(self._positions[0])
+        start = self._positions[0]
         self._await_room(start + num_bytes - self._capacity, timeout_s)
         self._put(start, _HEADER.pack(len(payload), _checksum(payload, start)) + payload)
         self._positions[0] = start + num_bytes
 
     def slowest(self) -> int:
         """The reader that has read least."""
-        return int(self._positions[1:].argmin())
+        positions = self._positions[1:].tolist()
+        return positions.index(min(positions))
 
     def _await_room(self, oldest: int, timeout_s: float) -> None:
         """Waits until all readers have read up to ``oldest``."""
-        if int(self._positions[1:].min()) >= oldest:
+        if min(self._positions[1:]) >= oldest:
             return
         deadline_s = time.monotonic() + timeout_s
-        while int(self._positions[1:].min()) < oldest:
+        while min(self._positions[1:]) < oldest:
             if time.monotonic() > deadline_s:
                 raise RingStuck(f"reader {self.slowest()} has read nothing for {timeout_s:g} s")
             time.sleep(_PAUSE_S)
@@ -101,14 +99,21 @@ class RingReader(_Ring):
 
     def read(self) -> bytes | None:
         """The next frame; None if there is none. Raises RingStuck for a damaged one."""
-        start = int(self._positions[self._own])
-        if start == int(self._positions[0]):
+        positions = self._positions
+        start = positions[self._own]
+        if start == positions[0]:
             return None
+        payload = self._whole_frame(start)
+        if payload is None:
+            payload = self._await_whole_frame(start)
+        positions[self._own] = start + _frame_bytes(len(payload))
+        return payload
+
+    def _await_whole_frame(self, start: int) -> bytes:
         deadline_s = time.monotonic() + _TORN_S
         while (payload := self._whole_frame(start)) is None:
             if time.monotonic() > deadline_s:
                 raise RingStuck(f"the frame at {start} is damaged")
-        self._positions[self._own] = start + _frame_bytes(len(payload))
         return payload
 
     def _whole_frame(self, start: int) -> bytes | None:
