@@ -27,11 +27,7 @@ def launch(plan: StepPlan, runner: StepRunner) -> InFlight:
     """Launches a step. From here on its sequences count the tokens that it caches and samples, though it still runs."""
     launched_s = time.perf_counter()
     step = runner.launch(plan)
-    for sequence in plan.decodes:
-        sequence.num_cached += 1
+    plan.advance()
     for chunk in plan.prefills:
-        chunk.sequence.num_cached = chunk.end
         chunk.sequence.is_unsure = plan.assist is not None
-    for sequence in plan.sampled:
-        sequence.num_in_flight += 1
     return InFlight(plan, step, launched_s)

@@ -35,7 +35,7 @@ from punica_serve.engine.ranks.rank_messages import (
     SlowCopies,
     StopRank,
 )
-from punica_serve.engine.ranks.ring_frames import Int32s
+from punica_serve.engine.ranks.ring_frames import StepWords
 from punica_serve.engine.ranks.step_frames import StepDecoder
 from punica_serve.errors import PunicaError, RequestFailed
 from punica_serve.process.start_clock import StartClock
@@ -92,7 +92,7 @@ class RankEngine:
         end = self._runner.newest_end
         return end is not None and not end.query()
 
-    def run_step(self, words: Int32s) -> None:
+    def run_step(self, words: StepWords) -> None:
         """Launches a step. Its tokens stay here. All ranks give up one whose adapter will not arrive on one of them."""
         read_ns = time.monotonic_ns()
         plan = self._assist.begin(self._steps.decode(words))
@@ -101,6 +101,7 @@ class RankEngine:
         with suppress(ArrivalFailed):  # the leader plans it anew
             launched = self._runner.launch(plan)
             self._launches.add(read_ns, decoded_ns, *launched.marks_ns)
+        self._steps.advance()
         self._assist.finish(plan, self._runner.newest_end)
         used = (digest for sequence in plan.sequences if (digest := sequence.digest) is not None)
         self._copies.mark_used(used, self._runner.newest_end)

@@ -20,8 +20,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.doorbell import Doorbell
@@ -191,7 +189,7 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     freeze_gc()  # while the leader does the same
     while True:
         command = read_frame(inbox.take())
-        if isinstance(command, np.ndarray):
+        if isinstance(command, tuple):
             engine.run_step(command)
         elif not engine.apply(command):
             break

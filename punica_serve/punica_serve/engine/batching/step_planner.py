@@ -87,6 +87,15 @@ class StepPlan:
     def sequences(self) -> tuple[Sequence, ...]:
         return (*(chunk.sequence for chunk in self.prefills), *self.decodes)
 
+    def advance(self) -> None:
+        """Has its sequences count the tokens that it caches and samples, once it is launched, though it still runs."""
+        for sequence in self.decodes:
+            sequence.num_cached += 1
+            sequence.num_in_flight += 1
+        for chunk in self.prefills:
+            chunk.sequence.num_cached = chunk.end
+            chunk.sequence.num_in_flight += chunk.is_last
+
 
 class StepPlanner:
     """Owns the waiting and the running sequences and moves pages of the KvCache between them."""

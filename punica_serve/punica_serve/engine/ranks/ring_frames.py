@@ -1,23 +1,26 @@
 """The frames of the ring: a step, as int32 words, or a command. To another host messages for itself go among them."""
 
-import numpy as np
-import numpy.typing as npt
+import struct
+from collections.abc import Sequence as Series
 
 from punica_serve.engine.ranks.host_messages import LeaderToHost
 from punica_serve.engine.ranks.rank_messages import RankCommand
 from punica_serve.protocol import Decoder, Message, encode
 
-Int32s = npt.NDArray[np.int32]
+#: A step as int32 words.
+StepWords = tuple[int, ...]
 
 _STEP, _COMMAND, _HOST = b"step", b"cmd ", b"host"
 _TAG_BYTES = 4
+_WORD_BYTES = 4
 
 _decode = Decoder(RankCommand)
 _decode_host = Decoder(LeaderToHost)
 
 
-def step_frame(words: Int32s) -> bytes:
-    return _STEP + words.tobytes()
+def step_frame(words: Series[int]) -> bytes:
+    """``words``: int32 each."""
+    return struct.pack(f"<{_TAG_BYTES}s{len(words)}i", _STEP, *words)
 
 
 def command_frame(command: Message) -> bytes:
@@ -34,12 +37,17 @@ def read_host_frame(frame: bytes) -> LeaderToHost | RankCommand | None:
         message: LeaderToHost = _decode_host(frame[_TAG_BYTES:])
         return message
     command = read_frame(frame)
-    return None if isinstance(command, np.ndarray) else command
+    return None if isinstance(command, tuple) else command
 
 
-def read_frame(frame: bytes) -> Int32s | RankCommand:
+def read_words(frame: bytes) -> StepWords:
+    """The words of a step's frame."""
+    return struct.unpack_from(f"<{(len(frame) - _TAG_BYTES) // _WORD_BYTES}i", frame, _TAG_BYTES)
+
+
+def read_frame(frame: bytes) -> StepWords | RankCommand:
     """The words of a step, or a command. Raises ProtocolError."""
-    if frame[:_TAG_BYTES] == _STEP:
-        return np.frombuffer(frame, dtype=np.int32, offset=_TAG_BYTES)
+    if frame.startswith(_STEP):
+        return read_words(frame)
     command: RankCommand = _decode(frame[_TAG_BYTES:])
     return command

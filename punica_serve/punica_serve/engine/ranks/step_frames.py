@@ -1,28 +1,35 @@
 """A planned step as int32 words: what the leader sends the other ranks of its group, and the plan that they make of it.
 
-A rank keeps a copy of each running sequence. A step names its sequences by number and brings what has changed since it
-last named them: their positions, the tokens that the host has learned and the pages that they got. A sequence is
-introduced once, with its request. One that was preempted and admitted again is introduced again, as another one.
+A rank keeps a copy of each running sequence, and expects a step to run the sequences of the step before, each with what
+that has cached and sampled. A step says what is otherwise, and brings the tokens that the host has learned since and
+the pages that sequences got. So a decode's frame is short, and a rank has most of the work behind it when one comes. A
+sequence is introduced once, with its request. One that was preempted and admitted again is introduced again, as another
+one.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
-
-import numpy as np
+from itertools import count, islice
 
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
-from punica_serve.engine.ranks.ring_frames import Int32s
+from punica_serve.engine.ranks.ring_frames import StepWords, read_words, step_frame
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import Request
 
-#: The first words of a step: how many sequences have ended, how many rows there are, how many of them prefill, whether
-#: the step is early, and whether requests share pages. The ended sequences follow, then two words of each prefill:
-#: where its chunk ends, and whether that is the newest token.
-_NUM_HEADER_WORDS, _NUM_END_WORDS = 5, 2
-#: Words of a row: the sequence, its cached tokens and those in flight, then how many new tokens and new pages follow.
-_NUM_ROW_WORDS = 5
+#: The first words of a step: how many sequences have ended, how many rows (0: those of the step before), new tokens,
+#: unexpected rows, prefills, and sequences with new pages there are, whether the step is early, and whether requests
+#: share pages. All of these follow, in that order.
+_NUM_HEADER_WORDS = 8
+#: Words of a new token: its row, and its id. It is one less in flight.
+_NUM_TOKEN_WORDS = 2
+#: Words of a row that is not as expected: its number, its cached tokens and those in flight.
+_NUM_STATE_WORDS = 3
+#: A step of the expected rows, of which the ranks learn nothing.
+_NOTHING_NEW = step_frame([0] * _NUM_HEADER_WORDS)
+
+_INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(slots=True)
@@ -34,17 +41,28 @@ class _Known:
     pages: list[int]
     num_tokens: int
     num_pages: int = 0
+    #: As the ranks expect them at the next step.
+    num_cached: int = 0
+    num_in_flight: int = 0
 
-    def take(self, sequence: Sequence, changes: list[int]) -> tuple[int, int]:
-        """Adds the new tokens, then the new pages, which the ranks know from now on; returns how many of each."""
-        num_tokens, num_pages = len(sequence.token_ids), len(sequence.pages)
-        num_new = (num_tokens - self.num_tokens, num_pages - self.num_pages)
-        if num_new[0]:
-            changes += sequence.token_ids[self.num_tokens :]
-        if num_new[1]:
-            changes += sequence.pages[self.num_pages :]
-        self.num_tokens, self.num_pages = num_tokens, num_pages
-        return num_new
+    def new_tokens(self, sequence: Sequence) -> list[int]:
+        """The tokens that the ranks learn now."""
+        first, self.num_tokens = self.num_tokens, len(sequence.token_ids)
+        self.num_in_flight -= self.num_tokens - first
+        return sequence.token_ids[first:]
+
+    def is_unexpected(self, sequence: Sequence) -> bool:
+        """Whether the ranks have not expected what is cached of the sequence, and in flight."""
+        return (sequence.num_cached, sequence.num_in_flight) != (self.num_cached, self.num_in_flight)
+
+    def expect(self, num_cached: int, num_in_flight: int) -> None:
+        """What the ranks expect at the next step."""
+        self.num_cached, self.num_in_flight = num_cached, num_in_flight
+
+    def new_pages(self, sequence: Sequence) -> list[int]:
+        """The pages that the ranks learn now."""
+        first, self.num_pages = self.num_pages, len(sequence.pages)
+        return sequence.pages[first:]
 
 
 class StepEncoder:
@@ -55,6 +73,8 @@ class StepEncoder:
         self._known: dict[Sequence, _Known] = {}
         #: Sequences that have ended, of which the ranks have not been told.
         self._ended: list[int] = []
+        #: The rows of the newest step.
+        self._rows: list[int] = []
 
     def introduce(self, plan: StepPlan) -> list[tuple[int, Request]]:
         """The sequences that the ranks must know before the step's words, by number."""
@@ -62,30 +82,51 @@ class StepEncoder:
         new = [sequence for sequence in plan.sequences if sequence not in self._known]
         return [(self._introduce(sequence).number, sequence.request) for sequence in new]
 
-    def encode(self, plan: StepPlan) -> Int32s:
+    def encode(self, plan: StepPlan) -> list[int]:
         """The words of a step whose sequences were introduced."""
         ended, self._ended = self._ended, []
-        rows: list[int] = []
-        changes: list[int] = []
-        for sequence in plan.sequences:
+        numbers: list[int] = []
+        tokens: list[int] = []
+        states: list[int] = []
+        pages: list[int] = []
+        num_grown = 0
+        for row, sequence in enumerate(plan.sequences):
             known = self._known[sequence]
-            rows += (known.number, sequence.num_cached, sequence.num_in_flight, *known.take(sequence, changes))
+            numbers.append(known.number)
+            for token_id in known.new_tokens(sequence):
+                tokens += (row, token_id)
+            if known.is_unexpected(sequence):
+                states += (row, sequence.num_cached, sequence.num_in_flight)
+            if new_pages := known.new_pages(sequence):
+                pages += (row, len(new_pages), *new_pages)
+                num_grown += 1
+        rows = numbers if numbers != self._rows else []
+        self._rows = numbers
+        self._expect(plan)
         chunks = [word for chunk in plan.prefills for word in (chunk.end, int(chunk.is_last))]
-        counts = [len(ended), len(rows) // _NUM_ROW_WORDS, len(plan.prefills)]
-        header = [*counts, int(plan.is_early), int(plan.shares_pages)]
-        return np.array([*header, *ended, *chunks, *rows, *changes], dtype=np.int32)
+        counts = [len(ended), len(rows), len(tokens) // _NUM_TOKEN_WORDS, len(states) // _NUM_STATE_WORDS]
+        header = [*counts, len(plan.prefills), num_grown, int(plan.is_early), int(plan.shares_pages)]
+        return [*header, *ended, *rows, *tokens, *states, *chunks, *pages]
 
     @property
     def known(self) -> dict[int, list[int]]:
         """The pages, as far as the ranks know them, by number."""
         return {known.number: known.pages[: known.num_pages] for known in self._known.values()}
 
+    def _expect(self, plan: StepPlan) -> None:
+        """The ranks advance their sequences by a step, whatever comes of it."""
+        for chunk in plan.prefills:
+            sequence = chunk.sequence
+            self._known[sequence].expect(chunk.end, sequence.num_in_flight + chunk.is_last)
+        for sequence in plan.decodes:
+            self._known[sequence].expect(sequence.num_cached + 1, sequence.num_in_flight + 1)
+
     def _drop_ended(self) -> None:
         ended = [sequence for sequence, known in self._known.items() if sequence.pages is not known.pages]
         self._ended += [self._known.pop(sequence).number for sequence in ended]
 
     def _introduce(self, sequence: Sequence) -> _Known:
-        number = next(self._numbers) & np.iinfo(np.int32).max
+        number = next(self._numbers) & _INT32_MAX
         known = self._known[sequence] = _Known(number, sequence.pages, sequence.request.num_tokens)
         return known
 
@@ -98,6 +139,10 @@ class StepDecoder:
         self._page_size = page_size
         self._model = model
         self._sequences: dict[int, Sequence] = {}
+        #: The rows of the newest step.
+        self._rows: list[Sequence] = []
+        #: The newest step, until its sequences have been advanced by it.
+        self._newest: StepPlan | None = None
         #: Pages that the newest plan's sequences got, and that no step has filled for them.
         self.empty_pages: list[int] = []
 
@@ -106,47 +151,58 @@ class StepDecoder:
         require(number not in self._sequences, f"sequence {number} was introduced twice")
         self._sequences[number] = Sequence.of(request, self._max_context, self._model)
 
-    def decode(self, words: Int32s) -> StepPlan:
+    def decode(self, words: StepWords) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
-        flat: list[int] = words.tolist()
-        num_ended, num_rows, num_prefills, is_early, shares_pages = flat[:_NUM_HEADER_WORDS]
-        first_end = _NUM_HEADER_WORDS + num_ended
-        first_row = first_end + _NUM_END_WORDS * num_prefills
-        first_change = first_row + _NUM_ROW_WORDS * num_rows
-        for number in flat[_NUM_HEADER_WORDS:first_end]:
-            del self._sequences[number]
-        sequences = self._update(flat[first_row:first_change], flat[first_change:])
-        ends = flat[first_end:first_row]
-        chunks = [
-            PrefillChunk(sequence, sequence.num_cached, end, bool(is_last))
-            for sequence, end, is_last in zip(
-                sequences[:num_prefills], ends[::_NUM_END_WORDS], ends[1::_NUM_END_WORDS], strict=True
-            )
-        ]
-        decodes = tuple(sequences[num_prefills:])
-        return StepPlan(tuple(chunks), decodes, is_early=bool(is_early), shares_pages=bool(shares_pages))
+        self.advance()
+        plan = self._newest = self._plan(words)
+        return plan
+
+    def advance(self) -> None:
+        """Advances the sequences by the newest step, as the leader does after its launch, and gets ready for the next.
+
+        To be called when a step has been launched. When the next one has come, the leader launches too, so each µs of
+        ``decode`` is one that it waits. A launch leaves little of this code in the processor's caches, so it runs once
+        ahead.
+        """
+        if self._newest is None:
+            return
+        self._newest.advance()
+        self._newest = None
+        self._plan(read_words(_NOTHING_NEW))
 
     @property
     def known(self) -> dict[int, list[int]]:
         """The pages of the sequences, by number."""
         return {number: sequence.pages for number, sequence in self._sequences.items()}
 
-    def _update(self, rows: list[int], changes: list[int]) -> list[Sequence]:
-        """Brings the sequences of a step up to date. The leader launches meanwhile, so each µs is one that it waits."""
-        self.empty_pages = []
-        sequences: list[Sequence] = []
-        place = 0
-        row = iter(rows)
-        for number, num_cached, num_in_flight, num_tokens, num_pages in zip(row, row, row, row, row, strict=True):
-            sequence = self._sequences[number]
-            sequence.num_cached, sequence.num_in_flight = num_cached, num_in_flight
-            sequences.append(sequence)
-            if num_tokens:
-                sequence.token_ids += changes[place : place + num_tokens]
-                place += num_tokens
-            if num_pages:
-                first_new = len(sequence.pages)
-                sequence.pages += changes[place : place + num_pages]
-                place += num_pages
-                self.empty_pages += sequence.pages[max(first_new, num_cached // self._page_size) :]
-        return sequences
+    def _plan(self, words: StepWords) -> StepPlan:
+        left = iter(words)
+        header = islice(left, _NUM_HEADER_WORDS)
+        num_ended, num_rows, num_tokens, num_states, num_prefills, num_grown, is_early, shares_pages = header
+        for number in islice(left, num_ended):
+            del self._sequences[number]
+        if num_rows:
+            self._rows = [self._sequences[number] for number in islice(left, num_rows)]
+        rows = self._rows
+        token = islice(left, _NUM_TOKEN_WORDS * num_tokens)
+        for row, token_id in zip(token, token, strict=True):
+            sequence = rows[row]
+            sequence.token_ids.append(token_id)
+            sequence.num_in_flight -= 1
+        state = islice(left, _NUM_STATE_WORDS * num_states)
+        for row, num_cached, num_in_flight in zip(state, state, state, strict=True):
+            rows[row].num_cached, rows[row].num_in_flight = num_cached, num_in_flight
+        chunks = tuple([_read_chunk(sequence, left) for sequence in rows[:num_prefills]])
+        self.empty_pages = [page for _ in range(num_grown) for page in self._grow(rows[next(left)], left)]
+        decodes = tuple(rows[num_prefills:])
+        return StepPlan(chunks, decodes, is_early=bool(is_early), shares_pages=bool(shares_pages))
+
+    def _grow(self, sequence: Sequence, left: Iterator[int]) -> list[int]:
+        """Gives a sequence its new pages; returns those that no step has filled for it."""
+        first_new = len(sequence.pages)
+        sequence.pages += islice(left, next(left))
+        return sequence.pages[max(first_new, sequence.num_cached // self._page_size) :]
+
+
+def _read_chunk(sequence: Sequence, left: Iterator[int]) -> PrefillChunk:
+    return PrefillChunk(sequence, sequence.num_cached, next(left), bool(next(left)))
