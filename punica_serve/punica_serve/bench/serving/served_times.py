@@ -1,6 +1,6 @@
 """Times of the requests of one run, and the results computed from them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -72,35 +72,56 @@ PERCENTS = (50, 99)
 
 
 @dataclass(frozen=True, slots=True)
+class LoadTimes:
+    """Percentiles of a part of a load's times; zeros where nothing was measured."""
+
+    first_token_ms: tuple[float, ...]
+    gap_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LongPromptResult:
-    """The times between tokens of a load while long prompts came in beside it, and otherwise."""
+    """The times of a load while long prompts came in beside it, and otherwise."""
 
     #: Long prompts that got their first token.
     num_prompts: int
     first_token_ms: tuple[float, ...]
-    gap_ms: tuple[float, ...]
-    other_gap_ms: tuple[float, ...]
+    #: Of requests that were sent while a long prompt came in, and of tokens between which one came in.
+    beside: LoadTimes
+    without: LoadTimes
     #: The first one's that failed.
     error: str | None
 
 
 def beside_long_prompts(requests: Sequence[ServedTimes], long: Sequence[ServedTimes]) -> LongPromptResult:
-    """Divides the times between tokens: a long prompt comes in from its sending to its first token."""
+    """Divides the times of a load: a long prompt comes in from its sending to its first token."""
     whole = [times for times in long if times.error is None and times.arrivals]
     spans = [(times.due_s, times.arrivals[0][0]) for times in whole]
-    beside: list[float] = []
-    others: list[float] = []
-    for times in requests:
-        for earlier, later in pairwise(at_s for at_s, _ in times.arrivals):
-            is_beside = any(earlier < last and first < later for first, last in spans)
-            (beside if is_beside else others).append(later - earlier)
+
+    def is_beside(begin_s: float, end_s: float) -> bool:
+        return any(begin_s <= last and first <= end_s for first, last in spans)
+
     return LongPromptResult(
         num_prompts=len(whole),
-        first_token_ms=percentiles_ms([times.first_token_s for times in whole] or [0.0], *PERCENTS),
-        gap_ms=percentiles_ms(beside or [0.0], *PERCENTS),
-        other_gap_ms=percentiles_ms(others or [0.0], *PERCENTS),
+        first_token_ms=_percentiles_ms([times.first_token_s for times in whole]),
+        beside=_load_times(requests, is_beside),
+        without=_load_times(requests, lambda begin_s, end_s: not is_beside(begin_s, end_s)),
         error=next((times.error for times in long if times.error is not None), None),
     )
+
+
+def _load_times(requests: Sequence[ServedTimes], counts: Callable[[float, float], bool]) -> LoadTimes:
+    """First tokens by when they were sent for, and gaps by when they lasted: those that count."""
+    begun = [times for times in requests if times.arrivals]
+    arrivals = [(earlier, later) for times in begun for (earlier, _), (later, _) in pairwise(times.arrivals)]
+    return LoadTimes(
+        _percentiles_ms([times.first_token_s for times in begun if counts(times.due_s, times.due_s)]),
+        _percentiles_ms([later - earlier for earlier, later in arrivals if counts(earlier, later)]),
+    )
+
+
+def _percentiles_ms(seconds: list[float]) -> tuple[float, ...]:
+    return percentiles_ms(seconds or [0.0], *PERCENTS)
 
 
 def result_of(requests: Sequence[ServedTimes], level: ServiceLevel) -> ServingResult:
@@ -115,8 +136,8 @@ def result_of(requests: Sequence[ServedTimes], level: ServiceLevel) -> ServingRe
         num_failed=len(errors),
         seconds=seconds,
         tokens_per_s=sum(times.num_tokens for times in whole) / seconds if seconds else 0.0,
-        first_token_ms=percentiles_ms([times.first_token_s for times in whole] or [0.0], *PERCENTS),
-        gap_ms=percentiles_ms(gaps or [0.0], *PERCENTS),
+        first_token_ms=_percentiles_ms([times.first_token_s for times in whole]),
+        gap_ms=_percentiles_ms(gaps),
         goodput_per_s=sum(map(level.is_met, whole)) / seconds if seconds else 0.0,
         first_error=errors[0] if errors else None,
     )

@@ -28,5 +28,5 @@ def _goals(rows: Sequence[ServingRow]) -> Iterator[Goal]:
             yield Goal(bounds["first_token_added_ms"], added_ms, load)
         if row.api == "http":
             yield Goal(bounds["frontend_us_per_token"], row.frontend_us_per_token, load)
-        if (long := row.long_prompts) is not None and long.num_prompts and long.other_gap_ms[1]:
-            yield Goal(bounds["beside_long_prompts"], long.gap_ms[1] / long.other_gap_ms[1], load)
+        if (long := row.long_prompts) is not None and long.num_prompts and long.without.gap_ms[1]:
+            yield Goal(bounds["beside_long_prompts"], long.beside.gap_ms[1] / long.without.gap_ms[1], load)

@@ -35,6 +35,10 @@ _LONG_COLUMNS = (
     Column("num_long", "long prompts", ",d"),
     Column("long_first_token_p50_ms", "their first token, p50 ms", ",.0f"),
     Column("long_first_token_p99_ms", "p99 ms", ",.0f"),
+    Column("first_token_beside_p50_ms", "the others' first token meanwhile, p50 ms", ",.1f"),
+    Column("first_token_beside_p99_ms", "p99 ms", ",.1f"),
+    Column("first_token_without_p50_ms", "without, p50 ms", ",.1f"),
+    Column("first_token_without_p99_ms", "p99 ms", ",.1f"),
     Column("gap_beside_p50_ms", "between the others' tokens meanwhile, p50 ms", ",.2f"),
     Column("gap_beside_p99_ms", "p99 ms", ",.2f"),
     Column("gap_without_p50_ms", "without, p50 ms", ",.2f"),
@@ -77,8 +81,8 @@ def _long_tables(rows: Sequence[ServingRow], settings: ServingSettings) -> list[
             *(row.workload, row.population, row.api),
             long.num_prompts,
             *long.first_token_ms,
-            *long.gap_ms,
-            *long.other_gap_ms,
+            *(*long.beside.first_token_ms, *long.without.first_token_ms),
+            *(*long.beside.gap_ms, *long.without.gap_ms),
         )
         for row in rows
         if (long := row.long_prompts) is not None

@@ -36,10 +36,13 @@ def test_failed_requests_count_as_failed_alone() -> None:
     assert (nothing.tokens_per_s, nothing.goodput_per_s) == (0.0, 0.0)
 
 
-def test_times_between_tokens_are_divided_by_the_long_prompts_that_come_in() -> None:
-    load = served(0.0, (1.0, 1), (2.0, 2), (5.0, 3), (5.5, 4))
+def test_a_loads_times_are_divided_by_the_long_prompts_that_come_in() -> None:
+    load = [served(0.0, (1.0, 1), (2.0, 2), (5.0, 3), (5.5, 4)), served(2.6, (3.0, 1)), served(3.1, (3.2, 1))]
     long = [served(2.5, (3.0, 1)), ServedTimes(5.1, [], 6.0, "HTTP 500")]
-    result = beside_long_prompts([load], long)
+    result = beside_long_prompts(load, long)
     assert result.num_prompts == 1 and result.first_token_ms[0] == pytest.approx(500)
-    assert result.gap_ms == pytest.approx((3000, 3000))
-    assert result.other_gap_ms[0] == pytest.approx(750)
+    assert result.beside.gap_ms == pytest.approx((3000, 3000))
+    assert result.without.gap_ms[0] == pytest.approx(750)
+    assert result.beside.first_token_ms == pytest.approx((400, 400))
+    assert result.without.first_token_ms[0] == pytest.approx(550)
+    assert beside_long_prompts(load, []).beside.first_token_ms == (0.0, 0.0)

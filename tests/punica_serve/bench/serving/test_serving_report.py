@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from punica_serve.bench.serving.served_times import ServedTimes, ServiceLevel, beside_long_prompts, result_of
 from punica_serve.bench.serving.serving_report import make_report
 from punica_serve.bench.serving.serving_run import ServingRow
@@ -24,3 +26,18 @@ def test_long_prompts_that_fail_are_failures() -> None:
     row = ServingRow("ours", "base", "http", result_of(times, SETTINGS.level), None, beside)
     report = make_report([row], replace(SETTINGS, long_prompt=30_000), "m")
     assert report.failures == ["ours, base, http: a prompt of `--long-prompt` failed: HTTP 400"]
+
+
+def test_times_beside_long_prompts_are_told_with_those_without() -> None:
+    times = [ServedTimes(0.0, [(0.1, 1), (0.2, 2)], 0.2), ServedTimes(0.5, [(0.7, 1), (1.0, 2)], 1.0)]
+    beside = beside_long_prompts(times, [ServedTimes(0.4, [(0.9, 1)], 0.9)])
+    row = ServingRow("ours", "base", "http", result_of(times, SETTINGS.level), None, beside)
+    record = make_report([row], replace(SETTINGS, long_prompt=30_000), "m").tables[1].records[0]
+    told = {name: value for name, value in record.items() if name.endswith("p50_ms")}
+    assert told == {
+        "long_first_token_p50_ms": pytest.approx(500),
+        "first_token_beside_p50_ms": pytest.approx(200),
+        "first_token_without_p50_ms": pytest.approx(100),
+        "gap_beside_p50_ms": pytest.approx(300),
+        "gap_without_p50_ms": pytest.approx(100),
+    }
