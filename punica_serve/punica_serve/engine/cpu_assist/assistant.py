@@ -8,6 +8,7 @@ device's from then on.
 import logging
 import math
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 
@@ -37,6 +38,9 @@ from punica_serve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+#: Everybody who shares the memory relies on its stores becoming visible in their order, which other processors need
+#: fences for.
+_ARCHITECTURE = "x86_64"
 #: Rows of a prefill beyond which CPUs are never faster than the link.
 MAX_ASSISTED_ROWS = 256
 #: The time in which a process imports torch, on a machine that does much else.
@@ -243,6 +247,9 @@ def open_cpu_assist(
 def _open(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, host: HostMemory, device: torch.device
 ) -> CpuAssist | None:
+    if (machine := platform.machine()) != _ARCHITECTURE:
+        log.warning("`engine.cold_start` goes on without CPU processes: they need x86-64, and this host is %s", machine)
+        return None
     if any(group.divided_a is not None for group in model.spec.groups):
         log.warning("`engine.cold_start` goes on without CPU processes: ranks add up x A (`engine.divide_lora_from`)")
         return None

@@ -1,6 +1,7 @@
 """Where CPU assistance can't be had, and which cores it takes."""
 
 import os
+import platform
 
 import pytest
 import torch
@@ -32,6 +33,21 @@ def test_memory_that_cannot_be_pinned_costs_the_help_and_one_warning(
         host.close()
     assert [record.message for record in caplog.records] == [
         "`engine.cold_start` goes on without CPU processes: 1 MiB can't be pinned: raise `ulimit -l`"
+    ]
+
+
+def test_processors_that_reorder_stores_cost_the_help_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    host = HostMemory(4096, is_shared=True)
+    config = EngineConfig(model="model", cold_start="auto")
+    try:
+        assert open_cpu_assist(config, tiny_config(), torch.float32, host, CPU) is None
+    finally:
+        host.close()
+    assert [record.message for record in caplog.records] == [
+        "`engine.cold_start` goes on without CPU processes: they need x86-64, and this host is aarch64"
     ]
 
 
