@@ -1,18 +1,20 @@
 """A CPU process of a worker: it computes its share of the LoRA of a prefill, exchange after exchange.
 
-Between jobs it sleeps on its pipe, whose end tells that the worker is gone. Within a job it waits actively for x, and
-for the other processes between the two products, since an exchange takes as long as a few switches between processes;
-but never past the end of the step or of another process of the job, nor for long.
+Between jobs it sleeps on its pipe, whose end tells that the worker is gone. Before it first sleeps, it maps the host
+cache's memory: else an adapter that it had not read before would cost thousands of page faults within a step. Within a
+job it waits actively for x, and for the other processes between the two products, since an exchange takes as long as a
+few switches between processes; but never past the end of the step or of another process of the job, nor for long.
 """
 
 import ctypes
 import mmap
 import os
+import select
 import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +29,8 @@ from punica_serve.engine.cpu_assist.lora_share import HostShare, LayerShare
 _PR_SET_PDEATHSIG = 1
 #: A step that has not gone on for this long will not, even if nobody says that it has ended.
 _MAX_WAIT_S = 10.0
+#: Memory that is mapped between two looks for a job: a few dozen microseconds.
+_MAPPED_BYTES = 1 << 20
 #: Looks at a word between two looks at everything else.
 _LOOKS = 100
 
@@ -100,16 +104,24 @@ def main(arguments: list[str]) -> None:
     os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)
     shape = msgspec.json.decode(options.shape, type=ExchangeShape)
-    memory = ExchangeMemory(_map(options.exchange), shape)
-    _serve(AssistProcess(options.number, memory, _map(options.host)))
+    memory = ExchangeMemory(_open(options.exchange, mmap.MAP_SHARED | mmap.MAP_POPULATE), shape)
+    host = _open(options.host, mmap.MAP_SHARED)
+    _serve(AssistProcess(options.number, memory, host), map_pages(host) if options.map_host else iter(()))
+
+
+def map_pages(memory: Tensor) -> Iterator[None]:
+    """Maps memory whose pages exist, part after part, by reading some of each page. ``memory``: uint8."""
+    for start in range(0, len(memory), _MAPPED_BYTES):
+        memory[start : start + _MAPPED_BYTES : mmap.PAGESIZE].max()
+        yield
 
 
 @torch.inference_mode()
-def _serve(process: AssistProcess) -> None:
-    """Runs jobs until the worker closes the pipe."""
+def _serve(process: AssistProcess, mapping: Iterator[None]) -> None:
+    """Runs jobs until the worker closes the pipe. Until ``mapping`` ends, it goes on while there is no job."""
     memory, last_key = process.memory, 0
     with shown_alive(memory.pids[process.number :][:1]):
-        while os.read(sys.stdin.fileno(), 64):
+        while _wait_for_job(mapping):
             job = memory.read_job()
             if job.key > last_key:
                 last_key = job.key
@@ -117,10 +129,19 @@ def _serve(process: AssistProcess) -> None:
             memory.left[process.number] = last_key
 
 
-def _map(place: str) -> Tensor:
+def _wait_for_job(mapping: Iterator[None]) -> bool:
+    """False once the worker is gone."""
+    pipe = sys.stdin.fileno()
+    for _ in mapping:
+        if select.select([pipe], [], [], 0)[0]:
+            break
+    return bool(os.read(pipe, 64))
+
+
+def _open(place: str, flags: int) -> Tensor:
     """``place``: file descriptor, offset and number of bytes, separated by colons."""
     fd, offset, num_bytes = map(int, place.split(":"))
-    mapping = mmap.mmap(fd, 0)
+    mapping = mmap.mmap(fd, 0, flags=flags)
     return torch.frombuffer(mapping, dtype=torch.uint8)[offset : offset + num_bytes]
 
 
@@ -131,6 +152,7 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--shape", required=True)
     parser.add_argument("--exchange", required=True)
     parser.add_argument("--host", required=True)
+    parser.add_argument("--map-host", action="store_true")
     return parser.parse_args(arguments)
 
 

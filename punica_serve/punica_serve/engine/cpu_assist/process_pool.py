@@ -64,7 +64,9 @@ class ProcessPool:
     def __init__(self, memory: ExchangeMemory, shared: HostMemory, host: HostMemory, cores: Sequence[int]) -> None:
         """One process on each of ``cores``. ``shared``: the memory of ``memory``."""
         self._memory = memory
-        self._arguments = (msgspec.json.encode(memory.shape).decode(), _place(shared), _place(host))
+        shape = msgspec.json.encode(memory.shape).decode()
+        self._arguments = ["--shape", shape, "--exchange", _place(shared), "--host", _place(host)]
+        self._arguments += ["--map-host"] if host.is_whole else []
         self._fds = (shared.fd, host.fd)
         self._children = [_Child(number, core) for number, core in enumerate(cores)]
         #: Added by the step loop, taken by the thread.
@@ -134,6 +136,9 @@ class ProcessPool:
                 self._is_closing.wait(_TICK_S)
         finally:
             for child in self._children:
+                if child.popen is not None:
+                    child.popen.kill()  # all at once: the kernel takes its time to unmap their memory
+            for child in self._children:
                 self._kill(child)
 
     def _look_at_missed_waits(self) -> None:
@@ -155,9 +160,8 @@ class ProcessPool:
             self._end(child, f"ended with status {status}")
 
     def _start(self, child: _Child) -> None:
-        shape, exchange, host = self._arguments
         command = [sys.executable, "-m", _MODULE, "--number", str(child.number), "--core", str(child.core)]
-        command += ["--shape", shape, "--exchange", exchange, "--host", host]
+        command += self._arguments
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child.started_s = time.monotonic()
         try:

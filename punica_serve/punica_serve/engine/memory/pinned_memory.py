@@ -23,6 +23,9 @@ _HUGE_PAGE_BYTES = 2 << 20
 class HostMemory:
     """``bytes``: uint8 [num_bytes], aligned to huge pages. Ordinary memory, handed out by the system as it is used."""
 
+    #: Whether all of it was handed out at once.
+    is_whole = False
+
     def __init__(self, num_bytes: int, *, is_shared: bool = False) -> None:
         """``is_shared``: processes that inherit ``fd`` can map the same memory (Linux alone)."""
         #: The file that other processes map; -1 if the memory is not shared.
@@ -58,6 +61,8 @@ class HostMemory:
 
 class PinnedMemory(HostMemory):
     """Memory that a GPU reads at full speed, beside whatever else runs, once it is pinned."""
+
+    is_whole = True
 
     def __init__(self, num_bytes: int, device: torch.device, *, is_shared: bool = False) -> None:
         """Allocates on the NUMA node of the ``device``, where the system says which that is."""

@@ -1,9 +1,12 @@
 """Processes that divide the weights of a job: what they add, and how they leave a job that does not go on."""
 
+import mmap
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +21,7 @@ from punica_serve.engine.adapters.packing import PackedAdapter, PackedGroup, pac
 from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
+from punica_serve.engine.cpu_assist.assist_process import map_pages
 from punica_serve.engine.cpu_assist.assistant import CpuAssist, open_cpu_assist
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.memory.pinned_memory import HostMemory
@@ -76,13 +80,22 @@ def _delta(x: Tensor, own: PackedGroup, layer: int, out_offsets: tuple[int, ...]
     return torch.cat(slices, dim=1)
 
 
+class _WholeMemory(HostMemory):
+    is_whole = True
+
+
 @pytest.fixture(scope="module")
 def helpers() -> Iterator[Helpers]:
-    host = HostMemory(1 << 20, is_shared=True)
+    with _open(HostMemory(64 << 20, is_shared=True), _NUM_PROCESSES) as helpers:
+        yield helpers
+
+
+@contextmanager
+def _open(host: HostMemory, num_processes: int) -> Iterator[Helpers]:
     core = max(os.sched_getaffinity(0))
-    config = EngineConfig(model="model", cold_start="cpu_assist", cpu_assist_processes=_NUM_PROCESSES)
+    config = EngineConfig(model="model", cold_start="cpu_assist", cpu_assist_processes=num_processes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assistant, "assist_cores", lambda *_: [core] * _NUM_PROCESSES)
+        patch.setattr(assistant, "assist_cores", lambda *_: [core] * num_processes)
         assist = open_cpu_assist(config, _MODEL, torch.float32, host, torch.device("cpu"))
     assert assist is not None
     yield Helpers(assist, host)
@@ -155,3 +168,33 @@ def _wait_for(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
+
+
+def test_memory_that_is_mapped_is_read_without_page_faults() -> None:
+    num_bytes = 32 << 20
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, num_bytes)
+    torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8).fill_(1)
+    memory = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
+    os.close(fd)
+    assert len(list(map_pages(memory))) == 32
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory[:: mmap.PAGESIZE].max()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100
+
+
+def test_processes_have_no_memory_handed_out_that_nobody_uses(helpers: Helpers) -> None:
+    """A CPU's host cache grows with its adapters."""
+    helpers.check(helpers.pack(_QKV), 3)
+    assert _num_bytes_handed_out(helpers.host) < len(helpers.host.bytes) // 2
+
+
+def test_processes_map_memory_that_was_handed_out_at_once_while_there_is_no_job() -> None:
+    """Here it was not, so they have it handed out."""
+    with _open(_WholeMemory(64 << 20, is_shared=True), 1) as helpers:
+        _wait_for(lambda: _num_bytes_handed_out(helpers.host) >= len(helpers.host.bytes))
+        helpers.check(helpers.pack(_QKV), 1)
+
+
+def _num_bytes_handed_out(host: HostMemory) -> int:
+    return os.fstat(host.fd).st_blocks * 512
