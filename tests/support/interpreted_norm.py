@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.models.collectives import BlockEnd
 
 _MAX_PROGRAMS = 4
 
@@ -23,20 +23,9 @@ class InterpretedNorm(TorchCollectives):
         pieces = [torch.from_file(file, shared=True, size=num_bytes, dtype=torch.uint8) for file in files]
         self._memory = PeerMemory.of_pieces(pieces, self.rank.index, max_rows, width, dtype, _MAX_PROGRAMS)
 
-    def add_rms_norm(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
+    def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
         """Larger steps take the three kernels, as they do on GPUs."""
-        if self._memory.holds(residual):
-            all_reduce_add_rms_norm(out, x, residual, weight, eps, delta, added_weight, self._memory)
+        if self._memory.holds(end.residual):
+            all_reduce_add_rms_norm(*end, self._memory)
         else:
-            super().add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
+            super().add_rms_norm(end, pdl=pdl)

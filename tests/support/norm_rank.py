@@ -16,6 +16,7 @@ from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.fused_norm import FusedNorm
 from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.models.collectives import BlockEnd
 
 _WIDTH, _MAX_ROWS, _SPLITS, _EPS = 4096, 64, 2, 1e-5
 #: Of the steps' graphs, in the order in which they are replayed: more and fewer rows take turns.
@@ -33,6 +34,7 @@ class _Step:
         self.x = empty(_SPLITS, num_rows, _WIDTH, of=torch.float32)
         self.delta, self.residual, self.out = (empty(num_rows, _WIDTH) for _ in range(3))
         self.weight = empty(_WIDTH)
+        self.end = BlockEnd(self.out, self.x, self.residual, self.weight, _EPS, self.delta)
 
     def fill(self, seed: int, rank: Rank) -> tuple[Tensor, Tensor]:
         """Draws the inputs of all ranks. Returns float64: what ranks send, by rank, and the residual."""
@@ -50,7 +52,7 @@ class _Step:
         return torch.stack(sent), self.residual.double()
 
     def run(self, exchange: LayerExchange) -> None:
-        exchange(self.out, self.x, self.residual, self.weight, _EPS, self.delta, None, pdl=False)
+        exchange(self.end, pdl=False)
 
     def check(self, sent: Tensor, residual: Tensor) -> None:
         """Each rounding is half a unit in the last place at most: of what is sent, of the sums, of the norm."""
@@ -78,8 +80,8 @@ def _compare(collectives: TorchCollectives, way: str, dtype: torch.dtype, device
     dist.barrier(collectives.group)
     steps = [_Step(num_rows, dtype, device) for num_rows in _NUMS_ROWS]
     for step in steps:
-        assert exchange.takes(step.residual, step.weight, None)
-    assert not exchange.takes(_Step(_MAX_ROWS + 1, dtype, device).residual, steps[0].weight, None)
+        assert exchange.takes(step.end)
+    assert not exchange.takes(_Step(_MAX_ROWS + 1, dtype, device).end)
     graphs = [_graph_of(step, exchange) for step in steps]
     for number in range(_NUM_ROUNDS):
         for step, graph in zip(steps, graphs, strict=True):

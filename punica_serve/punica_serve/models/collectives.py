@@ -1,7 +1,7 @@
 """The exchanges between the ranks of a tensor-parallel group, as the model and the sampler use them."""
 
 from abc import ABC, abstractmethod
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +9,24 @@ from torch import Tensor
 from punica_kernels.norm import add_rms_norm
 from punica_kernels.partial_sums import sum_parts
 from punica_serve.base_model.rank import SINGLE, Rank
+
+
+class BlockEnd(NamedTuple):
+    """The end of a layer's block: the arguments of `punica_kernels.norm.add_rms_norm`, in their order."""
+
+    #: [num_rows, width], overwritten.
+    out: Tensor
+    #: This rank's rows [num_rows, width], or their split-K sums [splits, num_rows, width].
+    x: Tensor
+    #: [num_rows, width], changed in place.
+    residual: Tensor
+    #: [width], of the norm of the sum.
+    weight: Tensor
+    eps: float
+    #: [num_rows, width]: this rank's part of what LoRA adds.
+    delta: Tensor | None = None
+    #: [width], of the norm of what is added.
+    added_weight: Tensor | None = None
 
 
 class Collectives(ABC):
@@ -34,26 +52,15 @@ class Collectives(ABC):
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[size, *shape]: the tensors of all ranks, by rank. tensor: contiguous, any shape and dtype."""
 
-    def add_rms_norm(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
-        """`punica_kernels.norm.add_rms_norm` of the sum of x + delta over all ranks, which ends a block of a layer.
+    def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
+        """Adds the sum of x + delta over all ranks to the residual and norms it.
 
         Each rank's x + delta is added in float32 and rounded once, to residual's dtype. ``pdl``: of the first launch.
         """
-        part = self.empty(residual.shape, residual.dtype, residual.device)
-        sum_parts(part, x, delta, pdl=pdl)
+        part = self.empty(end.residual.shape, end.residual.dtype, end.residual.device)
+        sum_parts(part, end.x, end.delta, pdl=pdl)
         # An exchange is no kernel of ours, so there is none to depend on.
-        add_rms_norm(out, self.all_reduce(part), residual, weight, eps, None, added_weight, pdl=False)
+        add_rms_norm(*end._replace(x=self.all_reduce(part), delta=None), pdl=False)
 
 
 class SingleRank(Collectives):
@@ -70,19 +77,8 @@ class SingleRank(Collectives):
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor[None]
 
-    def add_rms_norm(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
-        add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
+    def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
+        add_rms_norm(*end, pdl=pdl)
 
 
 SINGLE_RANK: Final[Collectives] = SingleRank()

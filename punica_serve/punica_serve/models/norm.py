@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.norm import rms_norm
-from punica_serve.models.collectives import SINGLE_RANK, Collectives
+from punica_serve.models.collectives import SINGLE_RANK, BlockEnd, Collectives
 from punica_serve.models.linear import Projected
 
 
@@ -46,5 +46,6 @@ class RmsNorm:
             rms_norm(residual.normed, residual.sum, self._weight, self._eps)
         else:
             weights = (self._weight, self._eps, added.delta, self._added_weight)
-            self._collectives.add_rms_norm(residual.normed, added.y, residual.sum, *weights, pdl=added.pdl)
+            end = BlockEnd(residual.normed, added.y, residual.sum, *weights)
+            self._collectives.add_rms_norm(end, pdl=added.pdl)
         return residual.normed

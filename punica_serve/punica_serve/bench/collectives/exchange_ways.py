@@ -17,6 +17,7 @@ from punica_serve.engine.ranks.mapped_memory import map_memory
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
+from punica_serve.models.collectives import BlockEnd
 
 #: Adds up the ranks' tensors once, without a wait for the host.
 Exchange = Callable[[], object]
@@ -80,7 +81,8 @@ def _with_norm(
 
     out, residual, delta = (zeros(num_rows, width) for _ in range(3))
     x, weight = zeros(_SPLITS, num_rows, width, of=torch.float32), zeros(width)
-    return lambda: chosen.add_rms_norm(out, x, residual, weight, 1e-6, delta, None, pdl=False)
+    end = BlockEnd(out, x, residual, weight, 1e-6, delta)
+    return lambda: chosen.add_rms_norm(end, pdl=False)
 
 
 def with_norm(way: str) -> str:

@@ -9,7 +9,7 @@ from punica_serve.engine.ranks.fused_norm import FusedNorm
 from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import Collectives
+from punica_serve.models.collectives import BlockEnd, Collectives
 
 
 class ChosenCollectives(Collectives):
@@ -60,21 +60,10 @@ class ChosenCollectives(Collectives):
         """See ``Collectives.all_gather``."""
         return self._library.all_gather(tensor)
 
-    def add_rms_norm(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
+    def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
         """See ``Collectives.add_rms_norm``."""
-        exchange = self.layer_exchanges.get(self.choice.layer_way(residual.nbytes))
-        if exchange is not None and exchange.takes(residual, weight, added_weight):
-            exchange(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
+        exchange = self.layer_exchanges.get(self.choice.layer_way(end.residual.nbytes))
+        if exchange is not None and exchange.takes(end):
+            exchange(end, pdl=pdl)
         else:
-            super().add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
+            super().add_rms_norm(end, pdl=pdl)

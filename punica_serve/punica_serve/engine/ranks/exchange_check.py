@@ -12,6 +12,7 @@ from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
+from punica_serve.models.collectives import BlockEnd
 
 #: A sum takes microseconds. One that has not ended by then waits for a rank that never comes.
 _TIMEOUT_S = 30.0
@@ -90,7 +91,7 @@ def find_norm_fault(
         delta, residual = (numbers % 3).to(dtype), (numbers % 2).to(dtype)
         total = sum(of_rank, residual.float()) + rank.size * delta.float()
         weight, out, expected = residual[0] + 1, torch.empty_like(residual), torch.empty_like(residual)
-        exchange(out, torch.stack([own, -own, own]), residual, weight, _EPS, delta, None, pdl=False)
+        exchange(BlockEnd(out, torch.stack([own, -own, own]), residual, weight, _EPS, delta), pdl=False)
         _await_end(name, fault_of_others)
         rms_norm(expected, residual, weight, _EPS)
         is_right = torch.equal(residual.float(), total)

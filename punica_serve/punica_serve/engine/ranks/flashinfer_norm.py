@@ -9,12 +9,12 @@ check, and who watches the group ends it as a whole. They take launches that do 
 """
 
 import torch
-from torch import Tensor
 
 from punica_kernels.partial_sums import sum_parts
 from punica_serve.engine.ranks.flashinfer_module import has_whole_warps
 from punica_serve.engine.ranks.mapped_memory import mappings
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.models.collectives import BlockEnd
 
 #: Mappings that FlashInfer makes for a workspace: rows, flags, and rows that say themselves that they have come.
 _NUM_MAPPINGS = 3
@@ -65,39 +65,29 @@ class FlashInferNorm:
                 group=collectives.group,
             )
 
-    def takes(self, residual: Tensor, weight: Tensor, added_weight: Tensor | None) -> bool:
+    def takes(self, end: BlockEnd) -> bool:
         """See ``LayerExchange.takes``."""
-        is_plain = added_weight is None and weight.dtype == self._dtype
+        residual = end.residual
+        is_plain = end.added_weight is None and end.weight.dtype == self._dtype
         fits = 0 < residual.shape[0] <= self._max_rows and residual.shape[1] == self._width
         return is_plain and fits and residual.dtype == self._dtype and residual.is_contiguous()
 
-    def __call__(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
-        """See ``LayerExchange``. out: contiguous. ``pdl``: of the kernel that sums the parts."""
+    def __call__(self, end: BlockEnd, *, pdl: bool) -> None:
+        """See ``LayerExchange``. ``end.out``: contiguous. ``pdl``: of the kernel that sums the parts."""
         from flashinfer.comm import AllReduceFusionPattern, allreduce_fusion
 
-        assert added_weight is None
-        part = torch.empty_like(residual)
-        sum_parts(part, x, delta, pdl=pdl)
+        assert end.added_weight is None
+        part = torch.empty_like(end.residual)
+        sum_parts(part, end.x, end.delta, pdl=pdl)
         allreduce_fusion(
             part,
             self._workspace,
             AllReduceFusionPattern.kARResidualRMSNorm,
             output=part,  # it writes nothing there, but would allocate memory for it
-            residual_in=residual,
-            residual_out=residual,
-            norm_out=out,
-            rms_gamma=weight,
-            rms_eps=eps,
+            residual_in=end.residual,
+            residual_out=end.residual,
+            norm_out=end.out,
+            rms_gamma=end.weight,
+            rms_eps=end.eps,
             fp32_acc=True,
         )

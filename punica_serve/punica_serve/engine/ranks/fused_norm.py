@@ -1,11 +1,11 @@
 """A layer's exchange in one kernel over memory that all GPUs of a group map: sum over ranks, residual and norm."""
 
 import torch
-from torch import Tensor
 
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 from punica_serve.engine.ranks.mapped_memory import map_memory
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
+from punica_serve.models.collectives import BlockEnd
 
 
 class FusedNorm:
@@ -36,23 +36,12 @@ class FusedNorm:
         self._memory = PeerMemory.of_pieces(pieces, rank.index, max_rows, width, dtype, max_programs)
         torch.cuda.synchronize(device)  # the zeros are there
 
-    def takes(self, residual: Tensor, weight: Tensor, added_weight: Tensor | None) -> bool:
+    def takes(self, end: BlockEnd) -> bool:
         """See ``LayerExchange.takes``."""
-        return self._memory.holds(residual)
+        return self._memory.holds(end.residual)
 
-    def __call__(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
+    def __call__(self, end: BlockEnd, *, pdl: bool) -> None:
         """See ``LayerExchange``. It never starts early, whatever ``pdl`` is."""
         from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 
-        all_reduce_add_rms_norm(out, x, residual, weight, eps, delta, added_weight, self._memory)
+        all_reduce_add_rms_norm(*end, self._memory)

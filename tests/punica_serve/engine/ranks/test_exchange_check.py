@@ -15,7 +15,7 @@ from punica_serve.engine.ranks.exchange_check import check_exchanges, find_fault
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.errors import ConfigError
-from punica_serve.models.collectives import Collectives
+from punica_serve.models.collectives import BlockEnd, Collectives
 from thread_ranks import run_ranks
 
 _CPU = torch.device("cpu")
@@ -65,25 +65,14 @@ class _Norms:
         self._wrong = wrong
         self._by = by
 
-    def takes(self, *tensors: Any) -> bool:
+    def takes(self, end: BlockEnd) -> bool:
         return True
 
-    def __call__(
-        self,
-        out: Tensor,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-        delta: Tensor | None,
-        added_weight: Tensor | None,
-        *,
-        pdl: bool,
-    ) -> None:
-        self._collectives.add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
+    def __call__(self, end: BlockEnd, *, pdl: bool) -> None:
+        self._collectives.add_rms_norm(end, pdl=pdl)
         if len(self.nums_rows) == self._wrong:
-            (out if self._by else residual)[-1, -1] += self._by or 1
-        self.nums_rows.append(len(residual))
+            (end.out if self._by else end.residual)[-1, -1] += self._by or 1
+        self.nums_rows.append(len(end.residual))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from punica_serve.config.engine_section import EngineConfig
@@ -18,7 +17,7 @@ from punica_serve.engine.ranks import exchange_check, flashinfer_start
 from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.flashinfer_start import open_flashinfer
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import Collectives
+from punica_serve.models.collectives import BlockEnd, Collectives
 from thread_ranks import run_ranks
 from tiny_config import tiny_config
 
@@ -37,10 +36,10 @@ class _Norm:
         if self._fault == "mapping":
             raise ValueError("no such memory\nhere")
 
-    def __call__(self, out: Tensor, x: Tensor, residual: Tensor, *weights: Any, pdl: bool) -> None:
-        self._collectives.add_rms_norm(out, x, residual, *weights, pdl=pdl)
+    def __call__(self, end: BlockEnd, *, pdl: bool) -> None:
+        self._collectives.add_rms_norm(end, pdl=pdl)
         if self._fault == "sum":
-            residual += 1
+            end.residual.add_(1)
 
 
 @pytest.fixture
