@@ -13,6 +13,7 @@ from punica_runner.step_loop import StepLoop
 from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.ranks.early_ranks import EarlyRanks
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.errors import ConfigError, PunicaError
@@ -42,6 +43,7 @@ def run(
     cache_folder: Path,
     cache_bytes: int,
     otlp_endpoint: str | None,
+    early: EarlyRanks | None,
     settings: GroupSettings,
     on_loss: Callable[[PunicaError], None],
 ) -> NoReturn:
@@ -49,7 +51,8 @@ def run(
 
     ``batch_limit``: what the config's batch size is limited by; "max_batch_size" if `auto` has not chosen it.
     Packed adapters are kept below ``cache_folder``, which with all that the host has there takes ``cache_bytes``.
-    ``settings`` are a group's, and ``on_loss`` is called on another thread when one of its ranks is lost.
+    ``early`` are the other ranks of a group, and ``settings`` their deadlines. ``on_loss`` is called on another thread
+    when one of them is lost.
     """
     clock = StartClock(process_age_s())
     size, limit = _batch(config, batch_limit, device)
@@ -57,8 +60,7 @@ def run(
     packed_cache, devices = PackedCache(cache_folder, cache_bytes), ranks_of(device)
     if settings.rendezvous is not None:
         config = config.model_copy(update={"exchange": "nccl"})  # the others need memory that GPUs of one host map
-    # They import torch while this process does.
-    others = RankProcesses(config, devices, settings, packed_cache) if len(devices) > 1 else None
+    others = RankProcesses(config, devices, settings, packed_cache, early) if early is not None else None
     fetch = others.fetching(link.fetch) if others is not None else link.fetch
     engine = _make_engine(config, device, fetch, packed_cache, others, on_loss, clock)
     gpu = replace(_describe(engine, config, device, runner_id, index), batch_limit=limit)

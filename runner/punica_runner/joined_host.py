@@ -19,9 +19,9 @@ from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous
 from punica_serve.engine.ranks.host_connection import TcpConnection, dial
 from punica_serve.engine.ranks.host_messages import HelloAnswer, HostHello, HostWelcome, RankArrival
 from punica_serve.engine.ranks.host_ranks import HostRanks
-from punica_serve.engine.ranks.rank_command import RankCommand
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
 from punica_serve.engine.ranks.rank_messages import group_version
+from punica_serve.engine.ranks.rank_options import GroupOptions
 from punica_serve.errors import ClusterUnavailable, ConfigError, ProtocolError, PunicaError
 from punica_serve.links.backoff import Backoff
 from punica_serve.process.readiness import READY, notify
@@ -122,7 +122,7 @@ class JoinedHost:
             connections = await asyncio.to_thread(self._dial_ranks, devices, rendezvous)
             try:
                 # On this thread, since the kernel ends processes with the thread that has started them.
-                ranks = HostRanks(self._command(welcome), devices, connections)
+                ranks = HostRanks(self._options(welcome), devices, connections)
             finally:
                 _close(connections)  # the processes have them now
             session = HostSession(link, ranks, self._disk, self._settings.silence_timeout_s)
@@ -152,11 +152,11 @@ class JoinedHost:
             raise
         return connections
 
-    def _command(self, welcome: HostWelcome) -> RankCommand:
+    def _options(self, welcome: HostWelcome) -> GroupOptions:
         engine = EngineConfig.model_validate_json(welcome.engine)
         own_files = {name: getattr(self._engine, name) for name in _FILES}
         engine = engine.model_copy(update=own_files)
-        return RankCommand(engine, self._settings, self._packed_cache, welcome.num_ranks)
+        return GroupOptions(engine, self._settings, self._packed_cache, welcome.num_ranks)
 
 
 def _close(connections: Mapping[int, TcpConnection]) -> None:

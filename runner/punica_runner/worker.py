@@ -1,146 +1,32 @@
-"""The worker process: one real or simulated device, which its supervisor commands over pipes.
+"""The worker process: one real or simulated device, or a group of devices, which its supervisor commands over pipes.
 
-The main thread runs steps. A reader thread reads commands from the pipe and answers pings, which distinguishes a long
-step from a frozen process. When the pipe ends, the process ends: a worker never outlives its supervisor, not even while
-a step hangs.
+    python -m punica_runner.worker, started by the supervisor and not by hand
+
+The other ranks of a group are processes of their own, which import torch as long as this one does. So it starts them
+before it reads its settings: ``worker_run`` has all that follows.
 """
 
-import argparse
-import contextlib
-import ctypes
-import os
-import signal
 import sys
-import threading
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
 
-from punica_runner import engine_steps, simulated_steps
-from punica_runner.pipes import WorkerPipe
-from punica_runner.supervisor_link import SupervisorLink
-from punica_serve.config.engine_section import EngineConfig
-from punica_serve.config.runner_section import RunnerConfig
-from punica_serve.config.simulation_section import SimulationConfig
-from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous
-from punica_serve.engine.ranks.rank_loss import RankLost
-from punica_serve.errors import ConfigError, ModelRejected, PunicaError
-from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
-from punica_serve.process.run import cluster_token
-from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireError, WorkerFailed
+from punica_serve.engine.ranks.early_ranks import EarlyRanks, start_early
 
-#: Time for a worker to finish its step after its supervisor is gone.
-ORPHAN_GRACE_S = 1.0
-_PR_SET_PDEATHSIG = 1
+_DEVICE = "--device"
 
 
 def main() -> None:
-    options = _parse(sys.argv[1:])
-    configure_logging(f"worker {options.index}", options.log_level, options.log_format)
-    _end_with_supervisor()
-    pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
-    link = SupervisorLink(pipe)
-    threading.Thread(target=_read, args=(link,), name="pipe-reader", daemon=True).start()
-    try:
-        _run(options, pipe, link)
-    except BrokenPipeError:
-        os._exit(0)  # the supervisor is gone
-    except (ModelRejected, ConfigError) as error:
-        _fail(pipe, error, permanent=True)
-    except Exception as error:
-        if not isinstance(error, RankLost):  # which says it all
-            traceback.print_exc()
-        _fail(pipe, error, permanent=False)
+    arguments = sys.argv[1:]
+    others = _start_others(arguments)
+    from punica_runner.worker_run import run
+
+    run(arguments, others)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="punica_runner.worker", description="Started by the runner, not by hand.")
-    parser.add_argument("--engine-config", required=True, type=EngineConfig.model_validate_json, help="JSON")
-    parser.add_argument("--batch-limit", required=True, help="what its max_batch_size is limited by")
-    parser.add_argument("--simulation", required=True, type=SimulationConfig.model_validate_json, help="JSON")
-    parser.add_argument("--runner-config", required=True, type=RunnerConfig.model_validate_json, help="JSON")
-    parser.add_argument("--device", required=True, help="cpu, cuda:0, simulated, or a group such as cuda:0,cuda:1")
-    parser.add_argument("--runner-id", required=True)
-    parser.add_argument("--index", required=True, type=int, help="which of the runner's devices this is")
-    parser.add_argument("--log-level", required=True, type=LogLevel)
-    parser.add_argument("--log-format", required=True, type=LogFormat)
-    parser.add_argument("--cache-folder", required=True, type=Path, help="the host's adapters on disk")
-    parser.add_argument("--cache-bytes", required=True, type=int, help="all that this folder may take")
-    parser.add_argument("--otlp-endpoint")
-    parser.add_argument("--read-fd", required=True, type=int)
-    parser.add_argument("--write-fd", required=True, type=int)
-    return parser.parse_args(arguments)
-
-
-def _end_with_supervisor() -> None:
-    """Ends with the supervisor. Ctrl-C reaches the whole terminal, but only the supervisor acts on it, by SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _terminate)
-    if sys.platform == "linux":
-        # A second safeguard besides the pipe's end, for a worker that can't run Python any more.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _terminate(*_: object) -> NoReturn:
-    """Exits at once: there is nothing to save, and the interpreter's own shutdown can hang in torch."""
-    os._exit(0)
-
-
-def _read(link: SupervisorLink) -> None:
-    """The reader thread."""
-    try:
-        link.read()
-    except PunicaError:
-        traceback.print_exc()
-    except BrokenPipeError:
-        pass  # the other pipe has ended
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(ORPHAN_GRACE_S)
-    os._exit(1)
-
-
-def _run(options: argparse.Namespace, pipe: WorkerPipe, link: SupervisorLink) -> NoReturn:
-    if options.device == SIMULATED_DEVICE:
-        simulated_steps.run(
-            options.engine_config, options.batch_limit, options.simulation, options.runner_id, options.index, link
-        )
-    engine_steps.run(
-        options.engine_config,
-        options.batch_limit,
-        options.device,
-        options.runner_id,
-        options.index,
-        link,
-        options.cache_folder,
-        options.cache_bytes,
-        options.otlp_endpoint,
-        _group_settings(options),
-        lambda loss: _fail(pipe, loss, permanent=isinstance(loss, ConfigError)),
-    )
-
-
-def _group_settings(options: argparse.Namespace) -> GroupSettings:
-    """The deadlines of a group, and where its hosts meet. Raises ConfigError if the cluster's token can't be read."""
-    runner: RunnerConfig = options.runner_config
-    rendezvous = Rendezvous.of(runner.rendezvous, cluster_token()) if runner.rendezvous is not None else None
-    name = f"worker {options.index} rank"
-    return GroupSettings.of_runner(runner, name, options.log_level, options.log_format, rendezvous)
-
-
-def _fail(pipe: WorkerPipe, error: Exception, *, permanent: bool) -> NoReturn:
-    """Sends the reason to the supervisor, and exits: with code 2 after an operator's mistake, with 1 after a bug.
-
-    It exits at once: the interpreter's own shutdown waits for threads, and a read of an adapter may never return.
-    """
-    if isinstance(error, PunicaError):
-        reason = WireError.of(error)
-    else:
-        reason = WireError(PunicaError.code, f"{type(error).__name__}: {error}")
-    with contextlib.suppress(BrokenPipeError):
-        pipe.send(WorkerFailed(reason, permanent))
-    sys.stderr.flush()
-    os._exit(2 if permanent else 1)
+def _start_others(arguments: Sequence[str]) -> EarlyRanks | None:
+    """Until they are told what they serve, they end with this process."""
+    if _DEVICE not in arguments[:-1]:
+        return None  # the arguments are refused
+    return start_early(arguments[arguments.index(_DEVICE) + 1])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from punica_runner.watchdog import Watchdog
 from punica_runner.worker_tiers import PREFETCH_TIMEOUT_S, WorkerTiers
 from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.errors import ProtocolError
-from punica_serve.process.run import death_reason
+from punica_serve.process.death_reason import death_reason
 from punica_serve.protocol import (
     AdapterFetched,
     AdaptersCached,

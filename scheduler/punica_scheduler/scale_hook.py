@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Never
 
 from punica_serve.numbers import counted
-from punica_serve.process.run import TOKEN_ENV, death_reason
+from punica_serve.process.death_reason import death_reason
+from punica_serve.process.run import TOKEN_ENV
 from punica_serve.protocol import ScaleAdvice
 
 log = logging.getLogger(__name__)

@@ -36,6 +36,12 @@ def test_a_leader_has_not_imported_torch_when_it_starts_its_ranks() -> None:
     assert _importing([*leaders, "punica_serve.engine.ranks.rank_processes"], ["torch"]) == ""
 
 
+def test_a_worker_has_imported_little_when_it_starts_its_ranks() -> None:
+    """Its settings need some of it, and the ranks import torch meanwhile."""
+    workers = ["punica_runner.worker", "punica_serve.bench.start.start_process"]
+    assert _importing(workers, ["torch", "numpy", "pydantic", "asyncio"]) == ""
+
+
 def test_modules_of_gpus_can_be_imported_before_a_runner_is_made() -> None:
     code = "import sys, torch; from punica_serve.engine.device_runner import import_runner\n"
     code += "for device in ('cpu', 'cuda'):\n import_runner(torch.device(device))\n"

@@ -65,6 +65,5 @@ class Engine:
 
 stub: Any = ModuleType("punica_serve.engine.engine")
 stub.Engine = Engine
-sys.modules["punica_serve.engine"] = ModuleType("punica_serve.engine")
 sys.modules["punica_serve.engine.engine"] = stub
 worker.main()

@@ -14,7 +14,8 @@ from typing import Never
 from punica_serve.cli.watchdog import Watchdog, watchdog
 from punica_serve.errors import ConfigError
 from punica_serve.links.backoff import Backoff
-from punica_serve.process.run import EXIT_USER_MISTAKE, LIFELINE_ENV, STOP_TIMEOUT_S, death_reason
+from punica_serve.process.death_reason import death_reason
+from punica_serve.process.run import EXIT_USER_MISTAKE, LIFELINE_ENV, STOP_TIMEOUT_S
 
 #: A process ends itself after STOP_TIMEOUT_S; one that takes longer than this is unable to.
 KILL_TIMEOUT_S = STOP_TIMEOUT_S + 2.0

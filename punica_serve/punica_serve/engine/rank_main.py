@@ -1,9 +1,10 @@
 """The process of a rank that follows its leader.
 
-    python -m punica_serve.engine.rank_main, started by ``RankGroup`` and not by hand
+    python -m punica_serve.engine.rank_main, started by ``RankChild`` and not by hand
 
-The main thread runs steps and commands in the ring's order. Another one answers the leader's pings, and ends the
-process when the leader has ended.
+It imports what every rank needs before it knows what it serves, which its parent writes to its standard input. The main
+thread runs steps and commands in the ring's order. Another one answers the leader's pings, and ends the process when
+the leader has ended.
 """
 
 import argparse
@@ -12,9 +13,11 @@ import ctypes
 import logging
 import os
 import queue
+import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,13 +40,16 @@ from punica_serve.engine.ranks.rank_messages import (
     RankReady,
     RankWelcome,
 )
-from punica_serve.errors import ConfigError, ModelRejected, PunicaError
+from punica_serve.engine.ranks.rank_options import RankOptions
+from punica_serve.errors import ConfigError, ModelRejected, ProtocolError, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.process.start_clock import StartClock, process_age_s
-from punica_serve.protocol import WireError
+from punica_serve.protocol import Decoder, WireError
 
 log = logging.getLogger(__name__)
+
+_decode_options = Decoder(RankOptions)
 
 #: How long a rank on a GPU polls for the next step after the newest one has ended, before it sleeps.
 _POLL_S = 0.001
@@ -51,20 +57,22 @@ _POLL_S = 0.001
 _SWITCH_INTERVAL_S = 50e-6
 #: How long a process may run on after its leader has ended.
 _ORPHAN_GRACE_S = 0.1
+#: From the start of a rank until it is told what it serves: its parent reads its own settings meanwhile.
+_OPTIONS_TIMEOUT_S = 300.0
+_CHUNK_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    options = _parse()
+    inherited = _parse()
     clock = StartClock(process_age_s(), say=log.debug)  # its leader tells how far they are
-    configure_logging(options.name, options.log_level, options.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the leader acts on it
-    if options.ends_with_parent and sys.platform == "linux":
+    if inherited.ends_with_parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    link = RankLink(Connection(options.link_fd), LeaderToRank)
-    leader = _Leader(link, options.ready_timeout_s)
+    link = RankLink(Connection(inherited.link_fd), LeaderToRank)
+    leader = _Leader(link)
     try:
-        _serve(options, link, leader, clock)
+        _serve(inherited, link, leader, clock)
     except LinkEnded:
         os._exit(0)
     except PunicaError as error:
@@ -79,17 +87,6 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="punica_serve.engine.rank_main", description="Started by its leader.")
-    parser.add_argument("--engine-config", required=True, type=EngineConfig.model_validate_json, help="JSON")
-    parser.add_argument("--device", required=True, help="cpu or cuda:0")
-    parser.add_argument("--rank", required=True, type=int)
-    parser.add_argument("--size", required=True, type=int)
-    parser.add_argument("--name", required=True, help="of this process, in its logs")
-    parser.add_argument("--log-level", required=True, type=LogLevel)
-    parser.add_argument("--log-format", required=True, type=LogFormat)
-    parser.add_argument("--ready-timeout-s", required=True, type=float)
-    parser.add_argument("--exchange-timeout-s", required=True, type=float)
-    parser.add_argument("--cache-folder", type=Path, help="the host's adapters on disk")
-    parser.add_argument("--cache-bytes", type=int, help="all that this folder may take")
     parser.add_argument("--ring-fd", required=True, type=int)
     parser.add_argument("--bell-fd", required=True, type=int)
     parser.add_argument("--reader", required=True, type=int, help="its place among the readers of the ring")
@@ -102,10 +99,11 @@ def _parse() -> argparse.Namespace:
 class _Leader:
     """The leader, on a thread of its own: this process ends with it."""
 
-    def __init__(self, link: RankLink, timeout_s: float) -> None:
-        """``timeout_s``: its longest silence. It answers and pings far more often."""
+    def __init__(self, link: RankLink) -> None:
         self._link = link
-        self._timeout_s = timeout_s
+        #: Its longest silence, once it has told the options. It answers and pings far more often.
+        self._timeout_s = _OPTIONS_TIMEOUT_S
+        self._options: queue.SimpleQueue[RankOptions] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[RankWelcome | Agreed] = queue.SimpleQueue()
         self._has_ended = threading.Event()
         threading.Thread(target=self._read, name="leader-reader", daemon=True).start()
@@ -113,6 +111,10 @@ class _Leader:
     def has_ended(self, timeout_s: float) -> bool:
         """Whether the leader has ended, or does within so long."""
         return self._has_ended.wait(timeout_s)
+
+    def options(self) -> RankOptions:
+        """What this rank serves. Its thread ends the process if nobody says it in time."""
+        return self._options.get(timeout=_OPTIONS_TIMEOUT_S)
 
     def address(self) -> tuple[str, int]:
         """Where the ranks meet: host and port."""
@@ -136,6 +138,9 @@ class _Leader:
             raise RankLost(f"rank 0 has not said {what} within {self._timeout_s:g} s") from None
 
     def _read(self) -> None:
+        options = _await_options()
+        self._timeout_s = options.ready_timeout_s
+        self._options.put(options)
         try:
             while self._link.await_message(self._timeout_s):
                 message = self._link.receive()
@@ -151,7 +156,31 @@ class _Leader:
         os._exit(0)
 
 
-def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: StartClock) -> NoReturn:
+def _await_options() -> RankOptions:
+    """What the parent writes. Ends the process if the parent has ended before, or does not write it in time."""
+    try:
+        said = _read_all(sys.stdin.fileno(), _OPTIONS_TIMEOUT_S)
+        if not said:
+            os._exit(0)
+        options: RankOptions = _decode_options(said)
+    except (TimeoutError, ProtocolError) as error:  # one that is cut off, if the parent has ended within
+        log.error("this rank ends, since it was not told what it serves: %s", error)
+        os._exit(1)
+    return options
+
+
+def _read_all(fd: int, timeout_s: float) -> bytes:
+    """All bytes until the other end is closed. Raises TimeoutError if it is not within the timeout."""
+    said, deadline_s = b"", time.monotonic() + timeout_s
+    while select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+        chunk = os.read(fd, _CHUNK_BYTES)
+        if not chunk:
+            return said
+        said += chunk
+    raise TimeoutError(f"its parent has written nothing whole within {timeout_s:g} s")
+
+
+def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock: StartClock) -> NoReturn:
     # Imported here, because it takes seconds, in which the leader may end.
     from punica_serve.engine.device_runner import import_runner
     from punica_serve.engine.engine_parts import EngineParts, open_engine_device
@@ -164,7 +193,9 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     from punica_serve.store.packed_folder import PackedCache
 
     clock.spent("imports", clock.total_s)
-    config: EngineConfig = options.engine_config
+    options = leader.options()
+    configure_logging(options.name, LogLevel(options.log_level), LogFormat(options.log_format))
+    config = EngineConfig.model_validate_json(options.engine_config)
     with clock.phase("device"):
         device = open_engine_device(config, options.device)
     rank = Rank(options.rank, options.size)
@@ -179,11 +210,11 @@ def _serve(options: argparse.Namespace, link: RankLink, leader: _Leader, clock: 
     agree = clock.as_wait(leader.agree)
     opened = contextlib.ExitStack()
     parts = EngineParts.make(config, device, collectives, agree, opened, clock)
-    packed_cache = PackedCache(options.cache_folder, options.cache_bytes) if options.cache_folder else None
+    packed_cache = PackedCache(Path(options.cache_folder), options.cache_bytes) if options.cache_folder else None
     engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
-    reader = RingReader(options.ring_fd, options.num_readers, options.reader)
+    reader = RingReader(inherited.ring_fd, inherited.num_readers, inherited.reader)
     poll_s = _POLL_S if device.type == "cuda" else 0.0
-    inbox = RankInbox(reader, Doorbell(options.bell_fd), poll_s=poll_s, has_work=lambda: engine.is_running)
+    inbox = RankInbox(reader, Doorbell(inherited.bell_fd), poll_s=poll_s, has_work=lambda: engine.is_running)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     link.send(RankReady(clock.phases))
     freeze_gc()  # while the leader does the same

@@ -8,6 +8,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.ranks.early_ranks import EarlyRanks
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.offline.dropped_llm import await_dropped
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
 
 
-def start_engine(config: EngineConfig, model: ModelConfig, device: str) -> "Engine":
+def start_engine(config: EngineConfig, model: ModelConfig, device: str, early: EarlyRanks | None = None) -> "Engine":
     """The engine on a device, or on several with commas between. Raises as ``Engine`` does.
+
+    ``early``: the other ranks of the group, if they were started before.
 
     A start of more than ten seconds says on a terminal how far it is.
     """
     clock = StartClock(say=_say)
-    others = _start_others(config, model, device)
+    others = _start_others(config, model, device, early)
     try:
         from punica_serve.engine.engine import Engine
 
@@ -42,11 +45,13 @@ def _say(words: str) -> None:
         console.print(words, highlight=False)
 
 
-def _start_others(config: EngineConfig, model: ModelConfig, device: str) -> RankProcesses | None:
+def _start_others(
+    config: EngineConfig, model: ModelConfig, device: str, early: EarlyRanks | None
+) -> RankProcesses | None:
     """The other ranks of a group; None if there are none, or the engine will refuse them."""
     devices = ranks_of(device)
     if len(devices) == 1 or why_no_group(devices):
         return None
     config.share_of(model, Rank(0, len(devices)))
     await_dropped()
-    return RankProcesses(config, devices, GroupSettings())
+    return RankProcesses(config, devices, GroupSettings(), early=early)

@@ -141,16 +141,6 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
     return f"{package} is not installed; pip install '{wanted}'"
 
 
-def death_reason(returncode: int) -> str:
-    """Why a child process with this ``returncode`` ended, in words for a log line."""
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    try:
-        return f"killed by {signal.Signals(-returncode).name}"
-    except ValueError:  # most real-time signals have no name
-        return f"killed by signal {-returncode}"
-
-
 async def _until_signal(serve: Coroutine[Any, Any, None], stop_timeout_s: float, drain: Drain | None) -> None:
     task = asyncio.current_task()
     assert task is not None

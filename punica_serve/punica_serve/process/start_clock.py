@@ -105,13 +105,15 @@ class StartTimes:
     total_s: float
     #: By name, in the order of the leader: seconds, and the rank.
     phases: Mapping[str, tuple[float, int]]
+    #: Seconds of each phase, by rank.
+    by_rank: Sequence[Mapping[str, float]]
 
     @classmethod
     def of(cls, clock: StartClock, others: Sequence[Mapping[str, float]] = ()) -> "StartTimes":
         """``clock``: the leader's. ``others``: the phases of the other ranks, in order."""
         by_rank = (clock.phases, *others)
         names = dict.fromkeys(name for phases in by_rank for name in phases)
-        return cls(clock.total_s, {name: _decisive(name, by_rank, clock.together) for name in names})
+        return cls(clock.total_s, {name: _decisive(name, by_rank, clock.together) for name in names}, by_rank)
 
     def __str__(self) -> str:
         shown = {name: taken for name, taken in self.phases.items() if taken[0] >= _SHOWN_S}

@@ -239,11 +239,3 @@ def test_the_token_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         run.cluster_token()
     (tmp_path / "token").write_text("secret\n")
     assert run.cluster_token() == "secret"
-
-
-@pytest.mark.parametrize(
-    ("returncode", "words"),
-    [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-35, "killed by signal 35")],
-)
-def test_a_death_is_told_in_words_also_by_a_real_time_signal(returncode: int, words: str) -> None:
-    assert run.death_reason(returncode) == words

@@ -37,7 +37,7 @@ def test_short_phases_are_part_of_the_rest(now: _Time) -> None:
         now.now_s += 0.04
     now.now_s += 0.06
     assert f"{StartTimes.of(clock)}" == "0.1 s (rest 0.1)"
-    assert f"{StartTimes(0.01, {})}" == "0.0 s"
+    assert f"{StartTimes(0.01, {}, ())}" == "0.0 s"
 
 
 def test_a_phase_without_its_waits_for_other_ranks(now: _Time) -> None:

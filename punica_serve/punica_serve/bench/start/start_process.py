@@ -1,4 +1,4 @@
-"""A process of `bench start`: starts an engine as a script does, and prints where the seconds went.
+"""A process of `bench start`: starts an engine as a worker does, and prints where the seconds went.
 
 python -m punica_serve.bench.start.start_process ENGINE_CONFIG DEVICE STARTED_S, started by ``start_run``
 """
@@ -7,20 +7,27 @@ import json
 import sys
 import time
 
-from punica_serve.base_model.model_config import read_model_config
-from punica_serve.config.engine_section import EngineConfig
-from punica_serve.offline.engine_start import start_engine
+from punica_serve.engine.ranks.early_ranks import EarlyRanks, start_early
 
 
 def main(engine_config: str, device: str, started_s: str) -> None:
-    """Writes {"total_s": seconds since ``started_s``, "phases": {name: seconds}} as its last line.
+    """Writes the phases of the start as its last line, by rank: see ``start_run.Start``.
 
     ``started_s``: when the process was started, by the monotonic clock, which all processes of a host share.
     """
+    _start(engine_config, device, float(started_s), start_early(device))
+
+
+def _start(engine_config: str, device: str, started_s: float, early: EarlyRanks | None) -> None:
+    # Imported here, because ranks are started before all that takes time.
+    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.config.engine_section import EngineConfig
+    from punica_serve.offline.engine_start import start_engine
+
     config = EngineConfig.model_validate_json(engine_config)
-    engine = start_engine(config, read_model_config(config.model), device)
-    phases = {name: seconds for name, (seconds, _) in engine.start_times.phases.items()}
-    sys.stdout.write(json.dumps({"total_s": time.monotonic() - float(started_s), "phases": phases}) + "\n")
+    engine = start_engine(config, read_model_config(config.model), device, early)
+    by_rank = engine.start_times.by_rank
+    sys.stdout.write(json.dumps({"total_s": time.monotonic() - started_s, "by_rank": by_rank}) + "\n")
     sys.stdout.flush()
     engine.close()
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -14,7 +14,7 @@ from rich.progress import Progress
 from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
 from punica_serve.config.device_groups import neighbours
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.process.run import death_reason
+from punica_serve.process.death_reason import death_reason
 
 #: For the largest models, whose weights come from a disk.
 _TIMEOUT_S = 900.0
@@ -41,10 +41,10 @@ class StartSettings:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: seconds from the beginning of its process until it was ready, and of each phase."""
+    """One start: seconds from the beginning of its process until it was ready, and of each phase, by rank."""
 
     total_s: float
-    phases: Mapping[str, float]
+    by_rank: Sequence[Mapping[str, float]]
 
 
 def run(settings: StartSettings, progress: Progress) -> Report:
@@ -80,16 +80,16 @@ def start_once(config: EngineConfig, device: str) -> Start:
 def make_report(settings: StartSettings, starts: Mapping[str, Sequence[Start]], failures: Sequence[str] = ()) -> Report:
     """Medians over the rounds, and the group's over the one device's."""
     measured = {device: each for device, each in starts.items() if each}
-    names = dict.fromkeys(name for each in measured.values() for start in each for name in start.phases)
+    by_rank = [phases for each in measured.values() for start in each for phases in start.by_rank]
+    names = tuple(dict.fromkeys(name for phases in by_rank for name in phases))
     columns = (
         Column("device", "device"),
-        Column("total_s", "ready after s", ".1f"),
-        *(Column(name.replace(" ", "_") + "_s", name, ".1f") for name in names),
+        Column("rank", "rank"),
+        Column("total_s", "ready after s", ".2f"),
+        *(Column(name.replace(" ", "_") + "_s", name, ".2f") for name in names),
+        Column("rest_s", "rest", ".2f"),
     )
-    rows: list[tuple[Value, ...]] = [
-        (device, median(start.total_s for start in each), *(_median(each, name) for name in names))
-        for device, each in measured.items()
-    ]
+    rows = [row for device, each in measured.items() for row in _rows(device, each, names)]
     table = TableData("starts", f"Start of {settings.config.model.name}, s of each phase", columns, rows)
     one, group = (measured.get(device) for device in settings.devices)
     facts: dict[str, Value] = {}
@@ -98,8 +98,12 @@ def make_report(settings: StartSettings, starts: Mapping[str, Sequence[Start]], 
     return Report("start", host_facts(), _shown(settings), [table], facts=facts, failures=failures)
 
 
-def _median(starts: Sequence[Start], phase: str) -> float:
-    return median(start.phases.get(phase, 0.0) for start in starts)
+def _rows(device: str, starts: Sequence[Start], names: Sequence[str]) -> Iterator[tuple[Value, ...]]:
+    """One for each rank. The rest is what comes before its process is there, and waits for other ranks."""
+    for rank in range(len(starts[0].by_rank)):
+        own = [start.by_rank[rank] for start in starts]
+        rest = median(start.total_s - sum(phases.values()) for start, phases in zip(starts, own, strict=True))
+        yield device, rank, _total(starts), *(median(each.get(name, 0.0) for each in own) for name in names), rest
 
 
 def _total(starts: Sequence[Start]) -> float:

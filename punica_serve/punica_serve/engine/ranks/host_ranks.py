@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from punica_serve.engine.ranks.host_connection import TcpConnection
 from punica_serve.engine.ranks.rank_child import RankChild
-from punica_serve.engine.ranks.rank_command import RankCommand
+from punica_serve.engine.ranks.rank_options import GroupOptions
 from punica_serve.engine.ranks.rank_process import rank_name
 from punica_serve.engine.ranks.rank_ring import RankRing
 
@@ -16,14 +16,15 @@ log = logging.getLogger(__name__)
 class HostRanks:
     """Owns the processes until ``end``."""
 
-    def __init__(self, command: RankCommand, devices: Mapping[int, str], links: Mapping[int, TcpConnection]) -> None:
+    def __init__(self, options: GroupOptions, devices: Mapping[int, str], links: Mapping[int, TcpConnection]) -> None:
         """``devices``: of this host, by rank. ``links``: of each rank to the leader, the caller's."""
         self._ring = RankRing(len(devices))
         self._children: dict[str, RankChild] = {}
         try:
             for reader, (index, device) in enumerate(devices.items()):
-                place, link_fd = self._ring.place(reader), links[index].fileno()
-                self._children[rank_name(index, device)] = RankChild(command.of(index, device), place, link_fd)
+                child = RankChild(self._ring.place(reader), links[index].fileno())
+                self._children[rank_name(index, device)] = child
+                child.begin(options.of(index, device))
         except BaseException:
             self.end(0.0)
             raise

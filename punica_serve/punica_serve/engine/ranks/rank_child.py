@@ -3,10 +3,15 @@
 import contextlib
 import os
 import subprocess
-from collections.abc import Sequence
+import sys
+import threading
 
 from punica_serve.engine.ranks.rank_ring import ReaderPlace
-from punica_serve.process.run import death_reason
+from punica_serve.process.death_reason import death_reason
+from punica_serve.protocol import Message, encode
+
+#: The module that it runs.
+_MODULE = "punica_serve.engine.rank_main"
 
 #: From the end of a process's link to the end of the process.
 _EXIT_GRACE_S = 1.0
@@ -15,10 +20,10 @@ _KILL_TIMEOUT_S = 5.0
 
 
 class RankChild:
-    """A started process. On Linux the kernel ends it with its parent."""
+    """A started process, which imports what every rank needs, and waits for ``begin``. It ends with its parent."""
 
-    def __init__(self, command: Sequence[str], place: ReaderPlace, link_fd: int) -> None:
-        """``command``: the command line, to which its place and its end of the leader's link are appended."""
+    def __init__(self, place: ReaderPlace, link_fd: int) -> None:
+        """``link_fd``: its end of the leader's link."""
         options = {
             "--ring-fd": place.ring_fd,
             "--bell-fd": place.bell_fd,
@@ -26,12 +31,24 @@ class RankChild:
             "--num-readers": place.num_readers,
             "--link-fd": link_fd,
         }
+        words = [word for name, value in options.items() for word in (name, f"{value}")]
+        # The kernel, on Linux, ends a process with the thread that has started it.
+        ends_with_parent = ["--ends-with-parent"] if threading.current_thread() is threading.main_thread() else []
         self._process = subprocess.Popen(
-            [*command, *(word for name, value in options.items() for word in (name, f"{value}"))],
+            [sys.executable, "-P", "-m", _MODULE, *words, *ends_with_parent],
             pass_fds=(place.ring_fd, place.bell_fd, link_fd),
             env={**os.environ, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
         )
+
+    def begin(self, options: Message) -> None:
+        """Tells it what to serve, once. Does nothing if it has ended, of which its link tells.
+
+        Options are a few KiB, which a pipe has room for, so this never waits.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(encode(options))
 
     @property
     def pid(self) -> int:
@@ -50,6 +67,8 @@ class RankChild:
 
     def stop(self, timeout_s: float) -> bool:
         """Waits until the process has ended by itself, and kills it after the timeout: whether it needed no kill."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # one that was never told to begin ends by that
         try:
             self._process.wait(max(timeout_s, 0.0))
         except subprocess.TimeoutExpired:

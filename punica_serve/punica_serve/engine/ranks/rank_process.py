@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -44,8 +43,8 @@ class FollowingRank(Protocol):
 class RankProcess:
     """See ``FollowingRank``. It ends with its leader: by the end of their socket and, on Linux, by the kernel."""
 
-    def __init__(self, index: int, device: str, command: Sequence[str], place: ReaderPlace) -> None:
-        """Starts the process by this command line."""
+    def __init__(self, index: int, device: str, place: ReaderPlace) -> None:
+        """Starts the process, which waits for ``begin``."""
         self.index = index
         self.name = rank_name(index, device)
         self.gpu_uuid = ""
@@ -54,7 +53,7 @@ class RankProcess:
         self.joined: Future[RankLink] = Future()
         self.joined.set_result(self._link)
         try:
-            self._child = RankChild(command, place, theirs.fileno())
+            self._child = RankChild(place, theirs.fileno())
         except BaseException:
             self._link.close()
             raise
@@ -64,6 +63,10 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    def begin(self, options: Message) -> None:
+        """See ``RankChild.begin``."""
+        self._child.begin(options)
 
     def tell(self, message: Message) -> None:
         """See ``FollowingRank.tell``."""

@@ -1,6 +1,6 @@
 """A group's other ranks, and the ring by which their leader commands them. Free of torch.
 
-Each takes seconds to import torch, so a leader may start them before it does so itself.
+Each takes seconds to import torch, so a leader starts them before it does so itself.
 """
 
 import logging
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from punica_serve.config.device_groups import place_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.copy_error import copy_error
+from punica_serve.engine.ranks.early_ranks import EarlyRanks
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.joined_futures import joined
-from punica_serve.engine.ranks.rank_command import RankCommand
-from punica_serve.engine.ranks.rank_process import FollowingRank, RankProcess
+from punica_serve.engine.ranks.rank_options import GroupOptions
+from punica_serve.engine.ranks.rank_process import FollowingRank
 from punica_serve.engine.ranks.rank_ring import RankRing
 from punica_serve.engine.ranks.remote_hosts import RemoteHosts
 from punica_serve.errors import ConfigError
@@ -38,26 +38,24 @@ class RankProcesses:
         devices: Sequence[str],
         settings: GroupSettings,
         packed_cache: PackedCache | None = None,
+        early: EarlyRanks | None = None,
     ) -> None:
-        """Starts the processes of all ``devices`` of this host but the first, which is the leader's own.
+        """Tells the ranks of this host what they serve. ``early``: those of these ``devices``, if they were started.
 
         Those of other hosts are started there, by hosts that join at ``settings.rendezvous``. Raises ConfigError.
         """
         self.settings = settings
-        places = [place_of(device) for device in devices]
-        own = [(index, device) for index, (host, device) in enumerate(places) if index and not host]
-        num_hosts = max(host for host, _ in places)
-        self.ring = RankRing(len(own) + num_hosts)
-        self.ranks: list[FollowingRank] = []
+        early = early or EarlyRanks(devices)
+        self.ring, num_hosts = early.ring, early.num_other_hosts
+        self.ranks: list[FollowingRank] = [rank for rank, _ in early.ranks]
         self._remote: RemoteHosts | None = None
         self._has_ended = False
-        command = RankCommand(config, settings, packed_cache, len(devices))
+        options = GroupOptions(config, settings, packed_cache, len(devices))
         try:
             if num_hosts:
-                self._remote = _wait_for_hosts(config, devices, settings, self.ring, len(own))
-            for reader, (index, device) in enumerate(own):
-                place = self.ring.place(reader)
-                self.ranks.append(RankProcess(index, device, command.of(index, device), place))
+                self._remote = _wait_for_hosts(config, devices, settings, self.ring, len(early.ranks))
+            for rank, device in early.ranks:
+                rank.begin(options.of(rank.index, device))
         except BaseException:
             self.end(0.0)
             raise

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from process_tree import command_line, descendants
 from punica_serve.cli.watchdog import Watchdog, watchdog
-from punica_serve.process.run import LIFELINE_ENV, death_reason
+from punica_serve.process.death_reason import death_reason
+from punica_serve.process.run import LIFELINE_ENV
 
 #: systemd's RestartSec.
 RESTART_S = 0.1

@@ -16,9 +16,13 @@ def _settings(model: Path, num_rounds: int = 1) -> StartSettings:
 def test_a_group_and_one_device_are_started_in_turn(tiny_llama: Path) -> None:
     report = run(_settings(tiny_llama), Progress(disable=True))
     assert not report.failures
-    one, group = report.tables[0].records
-    assert (one["device"], group["device"]) == ("cpu", "cpu,cpu")
-    for record in (one, group):
+    one, group, other = report.tables[0].records
+    assert [(record["device"], record["rank"]) for record in (one, group, other)] == [
+        ("cpu", 0),
+        ("cpu,cpu", 0),
+        ("cpu,cpu", 1),
+    ]
+    for record in (one, group, other):
         assert isinstance(record["imports_s"], float)
         assert isinstance(record["total_s"], float)
         assert 0 < record["imports_s"] < record["total_s"]
@@ -29,16 +33,21 @@ def test_a_group_and_one_device_are_started_in_turn(tiny_llama: Path) -> None:
 def test_a_start_is_counted_from_when_its_process_was_started(tiny_llama: Path) -> None:
     began_s = time.monotonic()
     start = start_once(EngineConfig(model=tiny_llama, cpu_threads=1), "cpu")
-    assert sum(start.phases.values()) < start.total_s < time.monotonic() - began_s
+    (phases,) = start.by_rank
+    assert sum(phases.values()) < start.total_s < time.monotonic() - began_s
 
 
 def test_medians_are_compared(tiny_llama: Path) -> None:
     starts = {
-        "cpu": [Start(total, {"imports": 2.0}) for total in (3.0, 4.0, 50.0)],
-        "cpu,cpu": [Start(total, {"imports": 2.0, "joining": total / 10}) for total in (7.0, 5.0, 6.0)],
+        "cpu": [Start(total, [{"imports": 2.0}]) for total in (3.0, 4.0, 50.0)],
+        "cpu,cpu": [Start(total, [{"imports": 2.0}, {"imports": 3.0, "joining": 1.5}]) for total in (7.0, 5.0, 6.0)],
     }
     report = make_report(_settings(tiny_llama, 3), starts)
-    assert report.tables[0].rows == [("cpu", 4.0, 2.0, 0.0), ("cpu,cpu", 6.0, 2.0, 0.6)]
+    assert report.tables[0].rows == [
+        ("cpu", 0, 4.0, 2.0, 0.0, 2.0),
+        ("cpu,cpu", 0, 6.0, 2.0, 0.0, 4.0),
+        ("cpu,cpu", 1, 6.0, 3.0, 1.5, 1.5),
+    ]
     assert report.facts == {"group over one device": 1.5}
 
 
