@@ -87,6 +87,7 @@ def test_a_step_exchanges_only_the_layers_that_it_reaches_before_they_arrive() -
     ("copy_s", "layer_s", "pays"),
     [
         (0.002, 100e-6, False),  # the prefill hides the copy
+        (0.008, 100e-6, False),  # it takes as long as the copy: the last layers are waited for anyway
         (0.050, 100e-6, True),  # a slow link, and few rows
         (0.050, 2e-3, False),  # a slow link, and many rows
         (0.0, 100e-6, False),
