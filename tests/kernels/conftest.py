@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fast_interpreter import fast_interpreter
+from triton_interpreter import fast_interpreter
 
 PAGE_RANKS = 8
 CPU = torch.device("cpu")

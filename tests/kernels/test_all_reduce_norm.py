@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import peer_ranks
 from peer_ranks import CASES, DTYPE, MAX_ROWS, WIDTH, Case, expected, inputs_of, norm
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
+from triton_interpreter import interpreter_with_asserts
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 #: Relative: one rounding of the quotient, one of the result.
@@ -65,13 +65,10 @@ def _alone(size: int = 2) -> tuple[PeerMemory, list[Tensor]]:
     return PeerMemory.of_pieces(pieces, 0, 4, WIDTH, DTYPE, 4), pieces
 
 
-def test_a_rank_that_does_not_come_ends_the_wait_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.runtime.interpreter import interpreter_builder
-
-    monkeypatch.setattr(interpreter_builder, "options", replace(interpreter_builder.options, debug=True))
+def test_a_rank_that_does_not_come_ends_the_wait_with_an_error() -> None:
     memory, pieces = _alone()
     own = inputs_of(Case(2), 0)
-    with pytest.raises(Exception, match="a rank has not come to an exchange of its group"):
+    with interpreter_with_asserts(), pytest.raises(Exception, match="a rank has not come to an exchange of its group"):
         all_reduce_add_rms_norm(own.residual, own.x, own.residual, own.weight, 0.0, None, None, memory, max_looks=3)
     counters = [piece[: 4 * 2 * 4].view(torch.int32).tolist() for piece in pieces]
     assert counters == [[0] * 8, [1, *[0] * 7]], "the other rank was told of the first row"

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fast_interpreter import fast_interpreter
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
+from triton_interpreter import fast_interpreter
 
 EPS = 1e-5
 MAX_ROWS, WIDTH, DTYPE = 256, 70, torch.float16

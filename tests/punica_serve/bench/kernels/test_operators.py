@@ -57,7 +57,7 @@ def test_shrink_then_expand_is_the_pair(bench: KernelBench) -> None:
 def test_the_gpu_kernels_are_called_as_they_want_to_be(bench: KernelBench, pdl: bool, max_pages: int) -> None:
     """On the CPU's tensors, in Triton's interpreter."""
     pytest.importorskip("triton")
-    from fast_interpreter import fast_interpreter
+    from triton_interpreter import fast_interpreter
 
     case = Case("ranks", (1, 2, 1), (8, 24, 16))
     weights = bench.weights(6)
