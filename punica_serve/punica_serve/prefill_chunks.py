@@ -5,7 +5,6 @@ A token of a prompt costs its products with the weights, and its attention to ea
 less of the arithmetic rate, so its operations weigh more.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,14 +51,3 @@ class ChunkCosts:
             else:
                 exceeds = middle
         return min(num_tokens, fits * _MULTIPLE)
-
-
-def num_chunks(start: int, num_tokens: int, budget_tokens: int, costs: ChunkCosts | None = None) -> int:
-    """Steps that tokens [start, start + num_tokens) of a prompt take as the only prefill. Exact if one is enough.
-
-    More are counted by their cost together, as if chunks were no multiples of anything.
-    """
-    num_steps = -(-num_tokens // budget_tokens)
-    if costs is None:
-        return num_steps
-    return max(num_steps, math.ceil(costs.cost(start, num_tokens) / costs.allowance(budget_tokens)))

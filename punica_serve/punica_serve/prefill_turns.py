@@ -5,10 +5,11 @@ is done after at most twice the steps that it would take first come, first serve
 a newer one, as where each fits one step or all are of one length, every turn is first come, first served.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from punica_serve.prefill_chunks import ChunkCosts, num_chunks
+from punica_serve.prefill_chunks import REFERENCE_CONTEXT, ChunkCosts
 
 
 class _Prefilling(Protocol):
@@ -29,6 +30,7 @@ class PrefillTurns:
         """``budget_tokens``, ``costs``: those by which prompts are chunked."""
         self._budget_tokens = budget_tokens
         self._costs = costs
+        self._allowance = costs.allowance(budget_tokens) if costs else 0.0
         #: Another went before the oldest in the newest step that prefilled, so the next one is the oldest's.
         self._is_oldest_due = False
 
@@ -52,5 +54,10 @@ class PrefillTurns:
         return sum([self._num_steps(request) == 1 for request in prefilling])
 
     def _num_steps(self, request: _Prefilling) -> int:
-        """Those that it would take as the only prefill; one more or less where its context shortens chunks."""
-        return num_chunks(request.num_cached, request.num_uncached, self._budget_tokens, self._costs)
+        """Those that it would take as the only prefill: exact if one is enough, or if its context shortens no chunk."""
+        num_chunks = -(-request.num_uncached // self._budget_tokens)
+        last_start = request.num_cached + (num_chunks - 1) * self._budget_tokens
+        if self._costs is None or last_start <= REFERENCE_CONTEXT:
+            return num_chunks
+        cost = self._costs.cost(request.num_cached, request.num_uncached)
+        return max(num_chunks, math.ceil(cost / self._allowance))

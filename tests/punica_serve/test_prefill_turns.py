@@ -70,3 +70,13 @@ def test_a_few_tokens_behind_a_long_context_need_more_steps_than_one() -> None:
 def test_prompts_of_one_step_go_first_come_first_served(lengths: list[int], costs: ChunkCosts | None) -> None:
     prompts = [Prompt(str(number), length) for number, length in enumerate(lengths)]
     assert list(PrefillTurns(BUDGET, costs).order(prompts)) == prompts
+
+
+@given(num_cached=integers(0, 200_000), num_uncached=integers(1, 2 * BUDGET))
+def test_a_newer_prompt_goes_first_only_if_the_older_one_does_not_fit_a_step(
+    num_cached: int, num_uncached: int
+) -> None:
+    chunk = COSTS.longest(num_cached, min(num_uncached, BUDGET), COSTS.allowance(BUDGET))
+    prompts = [Prompt("old", num_uncached, num_cached), Prompt("new", BUDGET)]
+    first = PrefillTurns(BUDGET, COSTS).order(prompts)[0]
+    assert first.name == ("old" if chunk == num_uncached else "new")

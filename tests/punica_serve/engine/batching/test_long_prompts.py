@@ -12,7 +12,7 @@ from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.paging.prefix_hash import PrefixHash
-from punica_serve.prefill_chunks import ChunkCosts, num_chunks
+from punica_serve.prefill_chunks import ChunkCosts
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.shapes import shape_of
 from tiny_config import tiny_config
@@ -162,7 +162,7 @@ def test_no_prompt_takes_more_than_twice_the_steps_of_first_come_first_served(
 
     for num_prompt, num_steps in requests:
         sequences.append(run.add(num_prompt))
-        steps = sum(num_chunks(0, s.num_uncached, BUDGET) for s in sequences if not s.is_complete)
+        steps = sum(-(-s.num_uncached // BUDGET) for s in sequences if not s.is_complete)
         allowed[sequences[-1].request_id] = run.num_steps + 2 * steps
         for _ in range(num_steps):
             step()
