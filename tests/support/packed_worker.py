@@ -24,9 +24,17 @@ class Worker:
     #: Workers of the running test.
     all: ClassVar[list["Worker"]] = []
 
-    def __init__(self, folder: Path, model: ModelConfig, dtype: torch.dtype = torch.float32, budget: int = GB) -> None:
-        self.store = PackedStore(PackedCache(folder, budget), model, dtype)
-        self.cache = HostCache(HostMemory(1 << 25))
+    def __init__(
+        self,
+        folder: Path,
+        model: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        budget: int = GB,
+        shared: HostMemory | None = None,
+    ) -> None:
+        """``shared``: the host cache's memory, which a process reads into."""
+        self.store = PackedStore(PackedCache(folder, budget), model, dtype, shared)
+        self.cache = HostCache(shared or HostMemory(1 << 25))
         self.reader = AdapterReader(self.cache, model, dtype, CPU, self.store)
         self.all.append(self)
 

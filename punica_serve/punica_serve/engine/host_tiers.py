@@ -1,5 +1,6 @@
 """An engine's adapters on its host: in memory, and packed on the disk."""
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +48,8 @@ class HostTiers:
         except BaseException:
             cache.close()
             raise
-        return cls(cache, assist, PackedStore(packed_cache, parts.share, parts.dtype) if packed_cache else None)
+        store = PackedStore(packed_cache, parts.share, parts.dtype, memory) if packed_cache else None
+        return cls(cache, assist, store)
 
     @property
     def arrival_words(self) -> ArrivalWords | None:
@@ -72,6 +74,6 @@ def open_early(config: EngineConfig, device: torch.device, rank: Rank) -> HostMe
 
     def allocate() -> HostMemory:
         num_bytes = host_bytes(config, share, dtype, device)
-        return allocate_host_memory(num_bytes, device, is_shared=config.uses_cpu_assist)
+        return allocate_host_memory(num_bytes, device, is_shared=config.uses_cpu_assist or sys.platform == "linux")
 
     return HostMemoryOpening(allocate, in_background=device.type == "cuda")

@@ -23,7 +23,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters import chunk_reads
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.copy_batch import CopyBatch
-from punica_serve.engine.adapters.packed_file import Chunk, PackedFileInvalid, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, PackedFileInvalid, read_chunk
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from punica_serve.engine.adapters.disk_watch import DiskWatch
-from punica_serve.engine.adapters.packed_file import Chunk, check_chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
 from punica_serve.engine.adapters.range_reader import RangeReader
 
 

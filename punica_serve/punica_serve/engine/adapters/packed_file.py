@@ -22,6 +22,7 @@ import xxhash
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.packed_chunk import BLOCK_BYTES, Chunk, PackedFileInvalid
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.protocol import AdapterRef
 
@@ -36,13 +37,8 @@ _CHUNK_BYTES, _MAX_CHUNKS = 8 << 20, 16 * MAX_READERS
 _VERSION = 5
 _MAGIC = b"PUNICA-PACKED\n"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 16
-_BLOCK_BYTES = 4096
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class PackedFileInvalid(Exception):
-    """The file is damaged, or of another adapter, model or version. It is made again from the adapter's folder."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -50,20 +46,6 @@ class _Header(msgspec.Struct, frozen=True):
     #: The adapter's digest, and the meaning of its configuration.
     adapter: str
     checksums: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Bytes of a packed file, and their place in the adapter's memory."""
-
-    #: In the adapter's memory. The file has a header before it.
-    start: int
-    memory: memoryview
-    checksum: bytes
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +70,7 @@ def write_packed(descriptor: int, ref: AdapterRef, memory: Bytes, layout: Packed
     checksums = []
     for start, chunk in _chunks(memory):
         checksums.append(xxhash.xxh3_128_digest(chunk))
-        _write_all(descriptor, chunk, _BLOCK_BYTES + start)
+        _write_all(descriptor, chunk, BLOCK_BYTES + start)
     header = _encode(_Header(layout.name, _meaning(ref), tuple(checksums)))
     _write_all(descriptor, memoryview(header), 0)
 
@@ -98,10 +80,10 @@ def open_chunks(file: RangeReader, ref: AdapterRef, memory: Bytes, layout: Packe
 
     Raises PackedFileInvalid unless the file is whole, and this adapter's in this layout; OSError.
     """
-    header = _decode(file.read_start(_BLOCK_BYTES))
+    header = _decode(file.read_start(BLOCK_BYTES))
     if header.layout != layout.name or header.adapter != _meaning(ref):
         raise PackedFileInvalid("it is of another adapter or layout")
-    if file.num_bytes() != _BLOCK_BYTES + len(memory):
+    if file.num_bytes() != BLOCK_BYTES + len(memory):
         raise PackedFileInvalid("it is cut short, or too long")
     places = list(_chunks(memory))
     if len(places) != len(header.checksums):
@@ -109,23 +91,11 @@ def open_chunks(file: RangeReader, ref: AdapterRef, memory: Bytes, layout: Packe
     return [Chunk(*place, checksum) for place, checksum in zip(places, header.checksums, strict=True)]
 
 
-def read_chunk(file: RangeReader, chunk: Chunk) -> None:
-    """Reads one chunk into its place. Raises PackedFileInvalid if the file ends within; OSError."""
-    if file.read(chunk.memory, _BLOCK_BYTES + chunk.start) < len(chunk.memory):
-        raise PackedFileInvalid("it is cut short")
-
-
-def check_chunk(chunk: Chunk) -> None:
-    """Raises PackedFileInvalid if a chunk that was read is damaged."""
-    if xxhash.xxh3_128_digest(chunk.memory) != chunk.checksum:
-        raise PackedFileInvalid("a chunk is damaged")
-
-
 def _chunks(memory: Bytes) -> Iterator[tuple[int, memoryview]]:
     """Equal shares of whole blocks, except for the last, with their starts."""
     rounds = -(-len(memory) // (MAX_READERS * _CHUNK_BYTES))
     count = min(_MAX_CHUNKS, max(MIN_CHUNKS, rounds * MAX_READERS))
-    share = -(-len(memory) // (count * _BLOCK_BYTES)) * _BLOCK_BYTES
+    share = -(-len(memory) // (count * BLOCK_BYTES)) * BLOCK_BYTES
     for start in range(0, len(memory), max(share, 1)):
         yield start, memory[start : start + share].data
 
@@ -134,12 +104,12 @@ def _encode(header: _Header) -> bytes:
     """One block."""
     body = msgspec.msgpack.encode(header)
     start = _MAGIC + len(body).to_bytes(_LENGTH_BYTES, "little") + xxhash.xxh3_128_digest(body) + body
-    assert len(start) <= _BLOCK_BYTES, f"the header of a packed adapter takes {len(start)} bytes"
-    return start.ljust(_BLOCK_BYTES, b"\0")
+    assert len(start) <= BLOCK_BYTES, f"the header of a packed adapter takes {len(start)} bytes"
+    return start.ljust(BLOCK_BYTES, b"\0")
 
 
 def _decode(block: bytes) -> _Header:
-    if not block.startswith(_MAGIC) or len(block) < _BLOCK_BYTES:
+    if not block.startswith(_MAGIC) or len(block) < BLOCK_BYTES:
         raise PackedFileInvalid("it does not begin as a packed adapter")
     length_end = len(_MAGIC) + _LENGTH_BYTES
     start = length_end + _CHECKSUM_BYTES

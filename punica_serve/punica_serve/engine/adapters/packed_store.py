@@ -8,21 +8,21 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.chunk_reads import ChunkReads, DiskHangs
+from punica_serve.engine.adapters.chunk_reads import ChunkRead, ChunkReads, DiskHangs
 from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.load_trace import LoadPhase
+from punica_serve.engine.adapters.packed_chunk import Chunk, PackedFileInvalid
 from punica_serve.engine.adapters.packed_file import (
     MAX_READERS,
-    PackedFileInvalid,
     PackedLayout,
     open_chunks,
     write_packed,
@@ -30,6 +30,8 @@ from punica_serve.engine.adapters.packed_file import (
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.engine.adapters.reader_process import ReaderProcess
+from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import ConfigError
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
@@ -56,8 +58,13 @@ _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 
 class PackedStore:
     """The packed forms of one model's adapters, in a folder that all workers of the host share."""
 
-    def __init__(self, cache: PackedCache, model: ModelConfig, dtype: torch.dtype) -> None:
-        """Raises ConfigError for a folder of another user, or that can't be made."""
+    def __init__(
+        self, cache: PackedCache, model: ModelConfig, dtype: torch.dtype, memory: HostMemory | None = None
+    ) -> None:
+        """``memory``: the host cache's, which a process of its own reads into; else, and elsewhere, threads read.
+
+        Raises ConfigError for a folder of another user, or that can't be made.
+        """
         try:
             self._folder = CacheFolder(cache.folder)
         except OSError as error:
@@ -73,6 +80,7 @@ class PackedStore:
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
         self._watch = DiskWatch()
+        self._process = ReaderProcess(memory, self._num_readers, self._watch) if memory is not None else None
         self._lock = threading.Lock()
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
         self._unwanted: dict[str, None] = {}
@@ -143,7 +151,9 @@ class PackedStore:
 
     def close(self) -> None:
         """Starts nothing more. Does not wait: a disk may hang."""
-        self._readers.shutdown(wait=False)  # whoever waits for chunks gets them
+        if self._process is not None:
+            self._process.close()
+        self._readers.shutdown(wait=False)  # whoever waits for their chunks gets them
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     def _mark_used(self, digest: str) -> None:
@@ -170,13 +180,35 @@ class PackedStore:
             stream.trace.end(LoadPhase.OPENING)
         with (
             nullcontext() if stream is None else stream.filling(memory),
-            ChunkReads(file, chunks, self._readers, self._num_readers, self._watch) as reads,
+            self._reading(file, chunks, memory) as batches,
         ):
             packed = views() if stream is None else stream.prepare(views)
-            for batch in reads.batches():
+            for batch in batches:
                 if stream is not None:
                     stream.put(batch)
         return packed
+
+    @contextmanager
+    def _reading(
+        self, file: RangeReader, chunks: Sequence[Chunk], memory: Tensor
+    ) -> Iterator[Iterator[Sequence[ChunkRead]]]:
+        """Reads the chunks, which come in batches: by the process, and what that leaves when it dies by threads."""
+        with ExitStack() as reading:
+            process = self._process.begin(file, chunks, memory) if self._process is not None else None
+            if process is None:
+                yield reading.enter_context(self._on_threads(file, chunks)).batches()
+                return
+            reading.enter_context(process)
+
+            def batches() -> Iterator[Sequence[ChunkRead]]:
+                yield from process.batches()
+                if process.left:
+                    yield from reading.enter_context(self._on_threads(file, process.left)).batches()
+
+            yield batches()
+
+    def _on_threads(self, file: RangeReader, chunks: Sequence[Chunk]) -> ChunkReads:
+        return ChunkReads(file, chunks, self._readers, self._num_readers, self._watch)
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""

@@ -19,11 +19,11 @@ _NOT_SO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 class RangeReader:
     """One open file, for any number of threads. ``with`` closes it."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Takes over the descriptor."""
+    def __init__(self, descriptor: int, direct: int | None = None) -> None:
+        """Takes over the descriptors. ``direct``: of another reader of the file."""
         self.descriptor = descriptor
         #: The same file for direct reads; None if the page cache has it, or they don't work.
-        self._direct: int | None = None
+        self._direct = direct
 
     def __enter__(self) -> "RangeReader":
         return self
@@ -31,9 +31,16 @@ class RangeReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.close(self.descriptor)
-        if self._direct is not None:
-            os.close(self._direct)
+        self.close()
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What another process needs to read the same way, in the order of the constructor."""
+        return (self.descriptor,) if self._direct is None else (self.descriptor, self._direct)
 
     @property
     def is_direct(self) -> bool:

@@ -46,6 +46,12 @@ class HostMemory:
         self.offset = start
         self.bytes: Tensor = mapped[start : start + num_bytes]
 
+    def file_offset(self, part: Tensor) -> int | None:
+        """Where a contiguous part of ``bytes`` starts in the file; None for other memory, or without a file."""
+        start = part.data_ptr() - self.bytes.data_ptr()
+        is_part = self.fd != -1 and 0 <= start <= len(self.bytes) - part.nbytes
+        return self.offset + start if is_part else None
+
     def pin(self) -> None:
         """Makes it fit for copies to its device. A CPU reads any memory."""
 

@@ -15,7 +15,7 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import chunk_reads, packed_file, packed_store
+from punica_serve.engine.adapters import chunk_reads, packed_chunk, packed_file, packed_store
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.protocol import AdapterRef
@@ -51,7 +51,7 @@ def test_after_a_damaged_chunk_no_other_is_begun(
     monkeypatch.setattr(packed_store, "_MIN_READERS", 1)
     monkeypatch.setattr(packed_store, "_READERS_SHARE", 0.0)
     starts: list[int] = []
-    original = packed_file.read_chunk
+    original = packed_chunk.read_chunk
 
     def read(file: Any, chunk: Any) -> None:
         starts.append(chunk.start)

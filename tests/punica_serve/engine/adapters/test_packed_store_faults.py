@@ -14,7 +14,7 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import chunk_reads, disk_watch, packed_file, packed_store
+from punica_serve.engine.adapters import chunk_reads, disk_watch, packed_chunk, packed_file, packed_store
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
 
@@ -73,7 +73,7 @@ def test_a_disk_that_hangs_holds_its_own_load_alone(
     packings.clear()
     worker = Worker(folder, model)
     num_threads = worker.store._readers._max_workers
-    begun, go_on, original = threading.Semaphore(0), threading.Event(), packed_file.read_chunk
+    begun, go_on, original = threading.Semaphore(0), threading.Event(), packed_chunk.read_chunk
 
     def read(file: Any, chunk: Any) -> None:
         if not go_on.is_set():
@@ -103,7 +103,7 @@ def test_a_disk_that_is_slow_is_waited_for(
     for ref in refs:
         Worker(folder, model).packs(ref)
     packings.clear()
-    original = packed_file.read_chunk
+    original = packed_chunk.read_chunk
 
     def read(file: Any, chunk: Any) -> None:
         time.sleep(0.1)

@@ -25,7 +25,7 @@ from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.adapters.packed_file import Chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
@@ -207,7 +207,7 @@ def test_chunks_that_come_while_others_are_copied_are_one_copy(
 
     def check(chunk: Chunk) -> None:
         nonlocal bytes_left
-        packed_file.check_chunk(chunk)
+        check_chunk(chunk)
         with lock:
             bytes_left -= len(chunk.memory)
             if bytes_left == 0:
