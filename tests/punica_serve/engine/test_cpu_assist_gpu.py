@@ -17,7 +17,7 @@ import torch
 from cold_requests import NUM_LAYERS, cold_adapters, cold_request, evict, hold_copies, run_requests
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist import assistant
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cpu_assist.process_pool import ProcessPool
 from punica_serve.engine.cuda.cuda_runner import CudaRunner
@@ -203,9 +203,8 @@ def test_processes_that_are_stopped_cost_their_prefill_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A word that never comes ends at its deadline, which is a time and not a number of looks."""
-    monkeypatch.setattr(assistant, "_LEAST_WAIT_S", 0.05)
-    monkeypatch.setattr(assistant, "_PATIENCE", 0.0)
+    """A word that never comes ends at the deadline of one exchange, which is a time and not a number of looks."""
+    monkeypatch.setattr(assistant, "wait_limits", lambda *_: WaitLimits(in_all_s=5.0, for_one_s=0.05))
     hold_copies(monkeypatch, "cuda", lambda group: _pause(200) if group == 0 else None)
     request, base, pids = cold_request("cold", refs[0]), cold_request("base", None), _pids(helped)
     expected = resident(request, base)

@@ -14,6 +14,9 @@ from punica_serve.engine.cpu_assist.exchange_memory import Words
 from punica_serve.engine.cpu_assist.life_word import shown_alive
 from waits import DEADLINE_S
 
+#: The forked processes do nothing that another thread may have locked.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
 
 @pytest.fixture
 def word() -> Words:
