@@ -1,18 +1,25 @@
-"""A model whose adapters are packed in several chunks, one adapter of it, and the folder of packed files."""
+"""A model whose adapters are packed in several chunks, adapters of it, the folder of packed files, and loaders."""
 
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
 
 import pytest
+import torch
 
+from loader_harness import LoaderHarness
+from packed_loads import Make
 from packed_worker import Worker
-from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.adapters.packed_store import PackedStore
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.protocol import AdapterRef
+from punica_serve.store.packed_folder import PackedCache
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +60,55 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(AdapterReader, "_pack_folder", pack)
     yield seen
+
+
+@pytest.fixture
+def cache(folder: Path) -> PackedCache:
+    return PackedCache(folder, 1 << 30)
+
+
+@pytest.fixture
+def refs(model: ModelConfig, tmp_path: Path) -> list[AdapterRef]:
+    folders = [write_random_adapter(tmp_path / str(seed), model, rank=12, seed=seed, lora_alpha=7) for seed in range(3)]
+    return [read_adapter(folder, model) for folder in folders]
+
+
+@pytest.fixture
+def packed(model: ModelConfig, cache: PackedCache, refs: list[AdapterRef]) -> list[PackedAdapter]:
+    """All adapters, whose packed files are on the disk."""
+    store, made = PackedStore(cache, model, torch.float32), []
+    for ref in refs:
+        memory = torch.empty(packed_num_bytes(ref.ranks, model, torch.float32), dtype=torch.uint8)
+        made.append(pack_adapter(load_adapter(ref, model), model, torch.float32, memory))
+        store.write(ref, made[-1])
+    store.close()
+    return made
+
+
+@pytest.fixture
+def make(model: ModelConfig, cache: PackedCache) -> Iterator[Make]:
+    made: list[LoaderHarness] = []
+
+    def make(num_pages: int = 4, device: str = "cpu") -> LoaderHarness:
+        store = PackedStore(cache, model, torch.float32)
+        made.append(LoaderHarness(model, num_pages, device=torch.device(device), packed_store=store))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.loader.close()
+        harness.host_cache.close()
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that have copied whole adapters from host memory."""
+    seen: list[str] = []
+    write = LoraPool.write
+
+    def spy(pool: LoraPool, *rest: object) -> float:
+        seen.append("copy")
+        return write(pool, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LoraPool, "write", spy)
+    return seen
