@@ -41,12 +41,17 @@ EXIT_GAVE_UP = 1
 
 #: Modules that the base install leaves out -> the extra that installs them.
 EXTRA_OF_MODULE = {
-    "torch": "engine",
-    "triton": "gpu",
+    "asyncpg": "postgres",
+    "flashinfer": "gpu",
+    "huggingface_hub": "hf",
     "matplotlib": "bench",
+    "opentelemetry": "otel",
     "peft": "parity",
     "ray": "ray",
+    "s3fs": "s3",
+    "torch": "engine",
     "transformers": "parity",
+    "triton": "gpu",
 }
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,14 @@
 """Signals, exit codes and file descriptors: each test runs a process of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -239,3 +242,19 @@ def test_the_token_may_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         run.cluster_token()
     (tmp_path / "token").write_text("secret\n")
     assert run.cluster_token() == "secret"
+
+
+def test_a_missing_package_of_an_extra_is_asked_for_by_that_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    modules_of: dict[str, list[str]] = {}
+    for module, distributions in packages_distributions().items():
+        for distribution in distributions:
+            modules_of.setdefault(distribution.lower(), []).append(module)
+    wrong, num_looked_at = [], 0
+    for extra, requirements in project["optional-dependencies"].items():
+        for name in (re.split(r"[^\w-]", requirement)[0] for requirement in requirements if extra != "dev"):
+            modules = modules_of.get(name.lower(), []) if name != "punica-serve" else []
+            num_looked_at += bool(modules)
+            if modules and extra not in {run.EXTRA_OF_MODULE.get(module) for module in modules}:
+                wrong.append((extra, name))
+    assert num_looked_at and not wrong
