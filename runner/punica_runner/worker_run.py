@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireErro
 
 #: Time for a worker to finish its step after its supervisor is gone.
 ORPHAN_GRACE_S = 1.0
+#: Between two signals to its main thread meanwhile.
+_SIGNAL_EVERY_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,8 +100,18 @@ def _read(link: SupervisorLink) -> None:
         traceback.print_exc()
     except BrokenPipeError:
         pass  # the other pipe has ended
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(ORPHAN_GRACE_S)
+    _end()
+
+
+def _end() -> NoReturn:
+    """Has the main thread end the process, and ends it by itself where that hangs.
+
+    A signal that comes while the main thread waits for the GIL does not interrupt the call that this thread makes next,
+    however long that takes. One more does.
+    """
+    for _ in range(round(ORPHAN_GRACE_S / _SIGNAL_EVERY_S)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_SIGNAL_EVERY_S)
     os._exit(1)
 
 

@@ -1,11 +1,13 @@
 """The real worker process over a stub of the engine, which needs no torch; ``--device`` says how it misbehaves.
 
-"idle": not at all. "slow-start": takes a minute to load. "lazy": never steps, though it could. "broken-step": raises
-in its first step. "stuck-step": hangs in its first step, deaf to signals. "stuck-read": raises in its first step too,
-while a read of an adapter hangs. "without NAME": imports a module that is not installed.
+"idle": not at all. "slow-start": takes a minute to load. "late-start": the same, from the moment at which the process
+is told to end. "lazy": never steps, though it could. "broken-step": raises in its first step. "stuck-step": hangs in
+its first step, deaf to signals. "stuck-read": raises in its first step too, while a read of an adapter hangs.
+"without NAME": imports a module that is not installed.
 """
 
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -42,7 +44,9 @@ class Engine:
             name = device.removeprefix("without ")
             sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
             importlib.import_module(name)
-        if device == "slow-start":
+        if device == "late-start":
+            _wait_for_signal()
+        if device in ("slow-start", "late-start"):
             time.sleep(60)
 
     def step(self) -> Any:
@@ -60,6 +64,20 @@ class Engine:
         time.sleep(0.01)
 
     def wake(self) -> None:
+        pass
+
+
+def _wait_for_signal() -> None:
+    """Until another thread sends one to this process, while this one waits for the GIL, and so looks for it later."""
+    sent: list[int] = []
+    kill = os.kill
+
+    def noted(pid: int, number: int) -> None:
+        sent.append(number)
+        kill(pid, number)
+
+    os.kill = noted
+    while not sent:
         pass
 
 

@@ -196,8 +196,9 @@ def test_a_ready_worker_without_a_supervisor_ends(behaviour: str, code: int) -> 
     assert worker.end() == (code, b"")
 
 
-def test_a_worker_that_still_loads_ends_with_its_supervisor() -> None:
-    worker = Pipes("slow-start")
+@pytest.mark.parametrize("behaviour", ["slow-start", "late-start"])
+def test_a_worker_that_still_loads_ends_with_its_supervisor(behaviour: str) -> None:
+    worker = Pipes(behaviour)
     worker.lose_supervisor()
     assert worker.end() == (0, b"")
 
