@@ -66,6 +66,11 @@ class PlacedRequests:
         self.gpus[uuid].remove(AssignmentId(1, counter), 0)
         self.index.update(self.gpus[uuid], record.digest)
 
+    def cache(self, uuid: str, digest: str) -> None:
+        """The worker has the adapter in host memory from now on."""
+        self.gpus[uuid].cached.add(digest)
+        self.index.holders.update(self.gpus[uuid], [digest])
+
     def order(self, placement: Placement, record: RequestRecord) -> str:
         """The UUIDs of its candidates."""
         return "".join(gpu.uuid for gpu in placement.candidates(record, self.index))

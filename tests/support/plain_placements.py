@@ -20,7 +20,7 @@ def with_room(record: RequestRecord, index: GpuIndex) -> list[GpuRecord]:
 
 
 def rank_aware(placement: RankAwarePlacement, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
-    """The least cost first. The placement's prefills must run beside decodes."""
+    """The least cost first, or those with the adapter. The placement's prefills must run beside decodes."""
     costs = placement.costs
     prefill_s = costs.prefill_s(record.num_tokens, record.adapter_size) / index.typical.num_answer
 
@@ -31,7 +31,10 @@ def rank_aware(placement: RankAwarePlacement, record: RequestRecord, index: GpuI
         promised_s = min(gpu.load_sums.tightest_s, record.time_per_token_s or float("inf"))
         return num_rows * (after_s - costs.step_s(0, *batch) + prefill_s + PENALTY_S * (after_s > promised_s))
 
-    return iter(sorted(with_room(record, index), key=lambda gpu: round(cost(gpu), 9)))
+    def is_far(gpu: GpuRecord) -> bool:
+        return placement.adapters_on_host and not (gpu.has_adapter_of(record) or record.digest in gpu.cached)
+
+    return iter(sorted(with_room(record, index), key=lambda gpu: (is_far(gpu), round(cost(gpu), 9))))
 
 
 def consolidate_slo(placement: ConsolidateSloPlacement, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:

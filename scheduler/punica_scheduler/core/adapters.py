@@ -42,16 +42,13 @@ class Adapters:
 
     # -------------------------------------------------------------- where they are
 
-    def cached(self, runner_id: str, gpu_uuid: str | None, came: Iterable[str], left: Iterable[str]) -> None:
+    def cached(self, runner_id: str, gpu_uuid: str | None, came: Collection[str], left: Collection[str]) -> None:
         """Adapters that entered and left a worker's host memory, or the runner's disk. Ignores GPUs that are gone."""
         if gpu_uuid is None:
-            held = self._disks[runner_id]
+            _change(self._disks[runner_id], came, left)
         elif gpu := self._fleet.gpus.get(gpu_uuid):
-            held = gpu.cached
-        else:
-            return
-        held.update(came)
-        held.difference_update(left)
+            _change(gpu.cached, came, left)
+            self._fleet.index.holders.update(gpu, {*came, *left})
 
     def lose_runner(self, runner_id: str) -> None:
         """Forgets its disk: the runner lists it again when it is back."""
@@ -115,3 +112,8 @@ class Adapters:
     def check_invariants(self, digests: Iterable[str | None]) -> None:
         """Against the adapters of all live requests. AssertionError is a bug of ours."""
         require(self.num_live == Counter(digest for digest in digests if digest is not None), "users of adapters")
+
+
+def _change(held: set[str], came: Iterable[str], left: Iterable[str]) -> None:
+    held.update(came)
+    held.difference_update(left)

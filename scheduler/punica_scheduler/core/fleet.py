@@ -53,6 +53,7 @@ class Fleet:
             del self._named[gpu.info.name]
         self._count(self.capacities, gpu, -1)
         self.index.prefixes.discard(gpu)
+        self.index.holders.discard(gpu)
         if not gpu.is_draining:
             self._close(gpu)
 

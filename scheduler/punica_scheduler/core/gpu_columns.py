@@ -89,9 +89,14 @@ class GpuColumns:
         needs = record.lora_pages.items()
         has_pages: Mask = np.logical_and.reduce([self._table[_LORA_ROWS[group]] >= pages for group, pages in needs])
         if not has_pages.all():
-            users = [place for gpu in self._users.of(record.digest) if (place := self._place.get(gpu)) is not None]
-            has_pages[users] = True
+            has_pages |= self.mask(self._users.of(record.digest))
         return has_tokens & has_pages
+
+    def mask(self, gpus: Iterable[GpuRecord]) -> Mask:
+        """Which of the columns' GPUs are among these."""
+        found = np.zeros(len(self), dtype=np.bool_)
+        found[[place for gpu in gpus if (place := self._place.get(gpu)) is not None]] = True
+        return found
 
     def refuse(self, gpu: GpuRecord) -> None:
         """Until the GPU changes, its last figure is the least that there is: nobody needs to ask it again."""

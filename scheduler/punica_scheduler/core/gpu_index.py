@@ -8,12 +8,13 @@ GPUs whose places are all taken, but one of them not for long, stand in a row of
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 
+from punica_scheduler.core.adapter_holders import AdapterHolders
 from punica_scheduler.core.adapter_users import AdapterUsers
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_columns import ColumnSource, GpuColumns
@@ -57,6 +58,7 @@ class GpuIndex:
         self.now_ns = 0
         self.typical = TypicalRequest()
         self.prefixes = KnownPrefixes()
+        self.holders = AdapterHolders()
         self._adapter_users = AdapterUsers()
         #: Figures of all open GPUs, for placements by cost.
         self._columns = GpuColumns(self._adapter_users)
@@ -156,6 +158,10 @@ class GpuIndex:
         yield from self._open[start:]
         yield from self._open[:start]
 
+    def near(self, record: RequestRecord) -> Set[GpuRecord]:
+        """GPUs that have the request's adapter, or whose worker has it in host memory; none for the base model."""
+        return self._adapter_users.of(record.digest) | self.holders.of(record.digest)
+
     def columns(self, source: ColumnSource) -> GpuColumns:
         """The figures of all that a placement asks for, up to date, from the highest UUID down."""
         return self._columns.look(self._open, source)
@@ -184,6 +190,7 @@ class GpuIndex:
     def check_invariants(self, gpus: Collection[GpuRecord]) -> None:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
         self.prefixes.check_invariants(gpus)
+        self.holders.check_invariants(gpus)
         self._adapter_users.check_invariants(gpus)
         require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
         self._columns.check_invariants(self._open)

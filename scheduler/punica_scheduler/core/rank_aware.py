@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -49,22 +50,15 @@ class RankAwarePlacement(Placement):
         promised_s = np.minimum(tightest_s, record.time_per_token_s or np.inf)
         cost = num_rows * (added_s + PENALTY_S * (after_s > promised_s))
         empty = (gpu for gpu in index.prefixes.knowing(record) if not gpu.working_set)  # these alone cost 0, all alike
-        gpus = columns.in_order(columns.prefer(np.where(columns.with_room(record), cost, np.inf), empty))
-        return _near_first(gpus, record) if self.adapters_on_host else gpus
+        cost = columns.prefer(np.where(columns.with_room(record), cost, np.inf), empty)
+        if not self.adapters_on_host or record.digest is None:
+            return columns.in_order(cost)
+        is_near = columns.mask(index.near(record))
+        near, far = np.where(is_near, cost, np.inf), np.where(is_near, np.inf, cost)
+        return chain(columns.in_order(near), columns.in_order(far))
 
     def _added_prefill_s(self, record: RequestRecord, num_queued: Column) -> Column | float:
         """dPre, in seconds."""
         if self.costs.prefills_apart:
             return self.costs.queue_s(num_queued + record.num_tokens) - self.costs.queue_s(num_queued)
         return self.costs.prefill_s(record.num_tokens, record.adapter_size)
-
-
-def _near_first(gpus: Iterator[GpuRecord], record: RequestRecord) -> Iterator[GpuRecord]:
-    """Those that have the adapter, or whose worker has it in host memory; then the others."""
-    far = []
-    for gpu in gpus:
-        if gpu.has_adapter_of(record) or record.digest in gpu.cached:
-            yield gpu
-        else:
-            far.append(gpu)
-    yield from far

@@ -191,7 +191,10 @@ class Scheduler:
         self._state.counters["tokens"] += gpu.num_tokens - num_tokens
         self._state.waiting.queue.charge(gpu.working_set.values())
         self._state.quarantine.clear_if_proven()
+        resident = gpu.resident
         gpu.account(report)
+        if gpu.resident is not resident:
+            self._fleet.index.holders.update(gpu, {*resident, *gpu.resident})
         if report.prefix_hints:
             self._fleet.index.prefixes.add(gpu, report.prefix_hints)
         self._fleet.index.update(gpu)

@@ -1,6 +1,8 @@
 """Columns of figures: GPUs with room, and placements that decide as if they asked one GPU after the other."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from punica_serve.protocol import Slo
 
 COSTS = StepTimeColumns(step_times())
 RANK_AWARE, CONSOLIDATE_SLO = RankAwarePlacement(COSTS), ConsolidateSloPlacement(COSTS)
+NEAR_FIRST = replace(RANK_AWARE, adapters_on_host=True)
 UUIDS = "ABCDEF"
 
 #: A request: its adapter's rank and number, tokens of its prompt, promises in ms.
@@ -30,16 +33,21 @@ REQUESTS = st.tuples(
     st.sampled_from([None, 3.9, 4.2, 8.0]),
     st.sampled_from([None, 5.0, 1000.0]),
 )
-#: Where each goes, what it asks for, and whether it begins; then the GPUs' steps, and what ends.
+#: Where each goes, what it asks for, and whether it begins; then steps of GPUs, adapters in host memory, and ends.
 RUNS = st.lists(st.tuples(st.sampled_from(UUIDS), REQUESTS, st.booleans()), max_size=30)
 STEPS = st.lists(st.tuples(st.sampled_from(UUIDS), st.sampled_from([0.004, 0.02])), max_size=4)
+CACHED = st.lists(st.tuples(st.sampled_from(UUIDS), REQUESTS), max_size=6)
 ENDS = st.sets(st.integers(0, 29), max_size=10)
 
 
+def digest_of(asked: Asked) -> str:
+    return f"{asked[0]} {asked[1]}"
+
+
 def request(placed: PlacedRequests, asked: Asked) -> RequestRecord:
-    rank, number, prompt, token_ms, first_ms = asked
+    rank, _, prompt, token_ms, first_ms = asked
     slo = Slo(first_ms and first_ms / 1e3, token_ms and token_ms / 1e3)
-    return placed.request(rank=rank, digest=f"{rank} {number}", prompt=prompt, slo=slo)
+    return placed.request(rank=rank, digest=digest_of(asked), prompt=prompt, slo=slo)
 
 
 @st.composite
@@ -57,6 +65,8 @@ def fleets(draw: st.DrawFn) -> PlacedRequests:
             placed.begin(*running[-1])
     for uuid, seconds in draw(STEPS):
         placed.step(uuid, seconds)
+    for uuid, asked in draw(CACHED):
+        placed.cache(uuid, digest_of(asked))
     for place in draw(ENDS):
         if place < len(running):
             placed.end(*running[place])
@@ -83,12 +93,13 @@ def check_order(
 
 @given(fleets(), REQUESTS)
 def test_rank_aware_decides_as_if_it_asked_each_gpu(placed: PlacedRequests, asked: Asked) -> None:
-    check_order(placed, asked, RANK_AWARE, lambda *asks: plain_placements.rank_aware(RANK_AWARE, *asks))
+    for placement in (RANK_AWARE, NEAR_FIRST):
+        check_order(placed, asked, placement, partial(plain_placements.rank_aware, placement))
 
 
 @given(fleets(), REQUESTS)
 def test_consolidate_slo_decides_as_if_it_asked_each_gpu(placed: PlacedRequests, asked: Asked) -> None:
-    check_order(placed, asked, CONSOLIDATE_SLO, lambda *asks: plain_placements.consolidate_slo(CONSOLIDATE_SLO, *asks))
+    check_order(placed, asked, CONSOLIDATE_SLO, partial(plain_placements.consolidate_slo, CONSOLIDATE_SLO))
 
 
 def test_a_request_of_an_adapter_that_runs_needs_no_pages() -> None:

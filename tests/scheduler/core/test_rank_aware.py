@@ -110,7 +110,7 @@ def test_where_prefills_run_beside_decodes_a_queue_makes_none_cheaper() -> None:
 def test_by_a_switch_gpus_whose_hosts_have_the_adapter_go_first() -> None:
     placed = PlacedRequests("ABC")
     placed.run("A", placed.request(rank=8, digest="x"))
-    placed.gpus["B"].cached.add("x")
+    placed.cache("B", "x")
     near_first = replace(rank_aware(), adapters_on_host=True)
     assert placed.order(rank_aware(), placed.request(rank=8, digest="x")) == "CBA"
     assert placed.order(near_first, placed.request(rank=8, digest="x")) == "BAC", "A has it on the GPU"
