@@ -12,20 +12,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from punica_kernels.gpu.attention_constants import (
     FIRST_PAGE,
     FIRST_ROW,
-    FIRST_SPLIT,
     LAST_VISIBLE,
     MIN_SCORE,
     NUM_ROWS,
     NUM_SPLITS,
     NUM_TOKENS,
-    SPLIT,
 )
+from punica_kernels.gpu.hopper_blocks import copy_block, kv_rows, weigh
+from punica_kernels.gpu.hopper_splits import tile_rows, write_rows
 
 
 @gluon.jit
@@ -85,13 +84,13 @@ def hopper_attention(
     offs_d = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, COPY_LAYOUT)), 0)
     pages += gl.load(tiles + FIRST_PAGE)
     cache = (keys + offs_d, values + offs_d, pages, offs_n, num_tokens, page_rows, slot_rows, kv_head * head_rows)
-    kv_row = _kv_rows(0, cache, BLOCK_N, PAGE_SIZE)
+    kv_row = kv_rows(0, cache, BLOCK_N, PAGE_SIZE)
     if PDL_WAIT:
         gdc_wait()
     if PDL_TRIGGER:
         gdc_launch_dependents()
     kv_row = _copy_first_blocks(kv_row, cache, shared, PAGE_SIZE)
-    query, member, is_row = _rows(num_rows, GROUP, BLOCK_GROUP, BLOCK_M, gl.SliceLayout(1, COPY_LAYOUT))
+    query, member, is_row = tile_rows(0, BLOCK_M, num_rows, GROUP, BLOCK_GROUP, gl.SliceLayout(1, COPY_LAYOUT))
     row = (first_row + query).to(gl.int64) * q_row_stride + (kv_head * GROUP + member) * q_head_stride
     queries = q + gl.expand_dims(row, 1) + offs_d
     shared[0].store(gl.load(queries, mask=gl.expand_dims(is_row, 1), other=0.0))
@@ -99,18 +98,10 @@ def hopper_attention(
     rows_shown = (num_rows, first_row_last_visible, BLOCK_GROUP)
     sums = _attend(kv_row, cache, shared, rows_shown, scale, log2_soft_cap, PAGE_SIZE, WINDOW)
 
-    out += kv_head * GROUP * out_head_stride + first_row.to(gl.int64) * out_row_stride
-    strides = (out_row_stride, out_head_stride)
-    if num_splits == 1:
-        _store_rows(out, _quotient(sums), num_rows, strides, GROUP, BLOCK_GROUP)
-    else:
-        first_split = gl.load(tiles + FIRST_SPLIT)
-        place = (gl.load(tiles + SPLIT) * KV_HEADS + kv_head) * BLOCK_M
-        _store_split(split_acc, split_m, split_l, place, sums)
-        if _is_last_split(counts + first_split * KV_HEADS + kv_head, num_splits):
-            splits = (split_acc, split_m, split_l, (first_split * KV_HEADS + kv_head) * BLOCK_M, num_splits)
-            result = _merged_splits(splits, KV_HEADS * BLOCK_M, BLOCK_M, HEAD_DIM, COPY_LAYOUT)
-            _store_rows(out, result, num_rows, strides, GROUP, BLOCK_GROUP)
+    tile = (tiles, first_row, kv_head, num_rows, num_splits)
+    target = (out, out_row_stride, out_head_stride)
+    splits = (split_acc, split_m, split_l, counts)
+    write_rows(0, 1, tile, sums, target, splits, KV_HEADS, GROUP, BLOCK_GROUP, COPY_LAYOUT)
 
 
 @gluon.jit
@@ -130,7 +121,7 @@ def _copy_first_blocks(kv_row, cache, shared, PAGE_SIZE: gl.constexpr):
     """Requests DEPTH blocks of values and one more of keys. Returns where the next values lie."""
     _, k_shared, _ = shared
     DEPTH: gl.constexpr = k_shared.shape[0] - 1
-    _copy_block(k_shared.index(0), cache[0], kv_row, k_shared.shape[2])
+    copy_block(k_shared.index(0), cache[0], kv_row, k_shared.shape[2])
     async_copy.commit_group()
     for block in gl.static_range(DEPTH):
         kv_row = _copy_values_and_next_keys(block, kv_row, cache, shared, PAGE_SIZE)
@@ -163,7 +154,7 @@ def _attend(kv_row, cache, shared, rows, scale, log2_soft_cap, PAGE_SIZE: gl.con
     async_copy.wait_group(BLOCKS - 1)
     fence_async_shared()
     scores = warpgroup_mma_wait(0, deps=[_start_scores(0, shared, S_LAYOUT)])
-    weights, m_i, l_i, _ = _weigh(0, scores, m_i, l_i, scoring, WINDOW, True)
+    weights, m_i, l_i, _ = weigh(0, scores, m_i, l_i, scoring, WINDOW, True)
     p = gl.convert_layout(weights.to(v_shared.dtype), gl.DotOperandLayout(0, ACC_LAYOUT, 2))
 
     # All rows see all tokens of the blocks from `first_full` to `end_full`.
@@ -189,37 +180,14 @@ def _attend(kv_row, cache, shared, rows, scale, log2_soft_cap, PAGE_SIZE: gl.con
 
 
 @gluon.jit
-def _rows(num_rows, GROUP: gl.constexpr, BLOCK_GROUP: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
-    """The query and the head of its group that each row of the program is, and whether there are such."""
-    offs_m = gl.arange(0, BLOCK_M, LAYOUT)
-    query = offs_m // BLOCK_GROUP
-    member = offs_m % BLOCK_GROUP
-    return query, member, (query < num_rows) & (member < GROUP)
-
-
-@gluon.jit
-def _kv_rows(block, cache, BLOCK_N: gl.constexpr, PAGE_SIZE: gl.constexpr):
-    """Where a block's keys and values lie: the last token's past the context, so that nothing else is ever read."""
-    _, _, pages, offs_n, num_tokens, page_rows, slot_rows, head_row = cache
-    token = gl.minimum(block * BLOCK_N + offs_n, num_tokens - 1)
-    return gl.load(pages + token // PAGE_SIZE) * page_rows + (token % PAGE_SIZE) * slot_rows + head_row
-
-
-@gluon.jit
-def _copy_block(block_shared, pool, kv_row, HEAD_DIM: gl.constexpr):
-    """Requests a block of keys or values."""
-    async_copy.async_copy_global_to_shared(block_shared, pool + gl.expand_dims(kv_row, 1).to(gl.int64) * HEAD_DIM)
-
-
-@gluon.jit
 def _copy_values_and_next_keys(block, kv_row, cache, shared, PAGE_SIZE: gl.constexpr):
     """Requests the values of `block`, which lie at `kv_row`, and the next block's keys. Returns where these lie."""
     _, k_shared, v_shared = shared
     BLOCKS: gl.constexpr = k_shared.shape[0]
     HEAD_DIM: gl.constexpr = k_shared.shape[2]
-    _copy_block(v_shared.index(block % BLOCKS), cache[1], kv_row, HEAD_DIM)
-    kv_row = _kv_rows(block + 1, cache, k_shared.shape[1], PAGE_SIZE)
-    _copy_block(k_shared.index((block + 1) % BLOCKS), cache[0], kv_row, HEAD_DIM)
+    copy_block(v_shared.index(block % BLOCKS), cache[1], kv_row, HEAD_DIM)
+    kv_row = kv_rows(block + 1, cache, k_shared.shape[1], PAGE_SIZE)
+    copy_block(k_shared.index((block + 1) % BLOCKS), cache[0], kv_row, HEAD_DIM)
     async_copy.commit_group()
     return kv_row
 
@@ -256,104 +224,8 @@ def _step(
     # Their places are free: all warps have waited for the products that read what was there.
     kv_row = _copy_values_and_next_keys(block + (BLOCKS - 2), kv_row, cache, shared, PAGE_SIZE)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    weights, m_i, l_i, alpha = _weigh(block, scores, m_i, l_i, scoring, WINDOW, IS_MASKED)
+    weights, m_i, l_i, alpha = weigh(block, scores, m_i, l_i, scoring, WINDOW, IS_MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout)), 1)
     p = gl.convert_layout(weights.to(v_shared.dtype), p.type.layout)
     return p, acc, m_i, l_i, kv_row
-
-
-@gluon.jit
-def _weigh(block, scores, m_i, l_i, scoring, WINDOW: gl.constexpr, IS_MASKED: gl.constexpr):
-    """exp(score - the highest one so far), to base 2, that highest score, the weights' sum, and the factor of all sums
-    of earlier blocks.
-    """
-    scale, log2_soft_cap, last, last_visible = scoring
-    if log2_soft_cap is not None:
-        # tanh(x) = 1 - 2 / (e^2x + 1), and 1 for every x above 30.
-        scores = log2_soft_cap * (1.0 - 2.0 / (gl.exp(2.0 * gl.minimum(scores * scale, 30.0)) + 1.0))
-        factor = 1.0
-    else:
-        factor = scale
-    if IS_MASKED:
-        BLOCK_N: gl.constexpr = scores.shape[1]
-        token = gl.expand_dims(block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout)), 0)
-        is_visible = token <= gl.expand_dims(last, 1)
-        if WINDOW:
-            is_visible = is_visible & (token > gl.expand_dims(last_visible, 1) - WINDOW)
-        scores = gl.where(is_visible, scores, float("-inf"))
-    m_new = gl.maximum(m_i, gl.max(scores, axis=1) * factor)
-    weights = gl.exp2(scores * factor - gl.expand_dims(m_new, 1))
-    alpha = gl.exp2(m_i - m_new)
-    return weights, m_new, l_i * alpha + gl.sum(weights, axis=1), alpha
-
-
-@gluon.jit
-def _store_rows(out, result, num_rows, strides, GROUP: gl.constexpr, BLOCK_GROUP: gl.constexpr):
-    """Writes the rows that there are."""
-    LAYOUT: gl.constexpr = result.type.layout
-    query, member, is_row = _rows(num_rows, GROUP, BLOCK_GROUP, result.shape[0], gl.SliceLayout(1, LAYOUT))
-    column = gl.expand_dims(gl.arange(0, result.shape[1], gl.SliceLayout(0, LAYOUT)), 0)
-    cells = out + gl.expand_dims(query * strides[0] + member * strides[1], 1) + column
-    gl.store(cells, result.to(out.dtype.element_ty), mask=gl.expand_dims(is_row, 1))
-
-
-@gluon.jit
-def _quotient(sums):
-    """The weighted values over the sums of their weights."""
-    acc, _, l_i = sums
-    return acc / gl.expand_dims(gl.convert_layout(l_i, gl.SliceLayout(1, acc.type.layout)), 1)
-
-
-@gluon.jit
-def _is_last_split(count, num_splits):
-    """Counts this split, and says whether all of its block have been left. Then the count is zero again."""
-    # All threads must have written before the count says so.
-    debug_barrier()
-    is_last = gl.atomic_add(count, 1, sem="acq_rel") == num_splits - 1
-    if is_last:
-        gl.store(count, 0)
-    return is_last
-
-
-@gluon.jit
-def _store_split(split_acc, split_m, split_l, first_place, sums):
-    """Leaves the sums of a split, those of unused rows too."""
-    acc, m_i, l_i = sums
-    BLOCK_M: gl.constexpr = acc.shape[0]
-    LAYOUT: gl.constexpr = acc.type.layout
-    place = gl.expand_dims(first_place + gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT)), 1)
-    column = gl.expand_dims(gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT)), 0)
-    gl.store(split_acc + place * acc.shape[1] + column, acc)
-    place = first_place + gl.arange(0, BLOCK_M, m_i.type.layout)
-    gl.store(split_m + place, m_i)
-    gl.store(split_l + place, l_i)
-
-
-@gluon.jit
-def _merged_splits(
-    splits, SPLIT_STRIDE: gl.constexpr, BLOCK_M: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr
-):
-    """The rows of a block from its splits, always in the same order. Two at a time: their loads wait together."""
-    split_acc, split_m, split_l, first_place, num_splits = splits
-    ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    column = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT)), 0)
-    m_i = gl.full([BLOCK_M], MIN_SCORE, gl.float32, ROWS)
-    l_i = gl.zeros([BLOCK_M], gl.float32, ROWS)
-    acc = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, LAYOUT)
-    for start in range(0, num_splits, 2):
-        for number in gl.static_range(2):
-            # Past the last split, that one is read again, and weighs nothing.
-            split = gl.minimum(start + number, num_splits - 1)
-            place = first_place + split * SPLIT_STRIDE + gl.arange(0, BLOCK_M, ROWS)
-            # From the L2 cache, where other multiprocessors have written them.
-            m_split = gl.load(split_m + place, cache_modifier=".cg")
-            l_split = gl.load(split_l + place, cache_modifier=".cg")
-            acc_split = gl.load(split_acc + gl.expand_dims(place, 1) * HEAD_DIM + column, cache_modifier=".cg")
-            m_new = gl.maximum(m_i, m_split)
-            alpha = gl.exp2(m_i - m_new)
-            beta = gl.where(start + number < num_splits, gl.exp2(m_split - m_new), 0.0)
-            l_i = l_i * alpha + l_split * beta
-            acc = acc * gl.expand_dims(alpha, 1) + acc_split * gl.expand_dims(beta, 1)
-            m_i = m_new
-    return acc / gl.expand_dims(l_i, 1)
