@@ -24,6 +24,7 @@ from torch import Tensor
 
 from punica_kernels.attention_walks import Requests, block_walks, divide, write_splits
 from punica_kernels.integers import next_power_of_two
+from punica_kernels.long_prompts import LONG_PROMPT_BLOCK_M, are_long_prompts
 from punica_kernels.members import Indices
 from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups
 from punica_kernels.sharing_walks import RowBlocks
@@ -32,8 +33,8 @@ from punica_kernels.tile_fields import ROW_WORDS, SHARING_TILE_WORDS, TILE_WORDS
 #: Rows of a program (BLOCK_M), a query row of one head each: the smallest tensor-core tile, and a prefill's.
 _MIN_BLOCK_M, _PREFILL_BLOCK_M = 16, 64
 #: Programs of equal work for each multiprocessor. Decodes wait for memory, so it takes several to keep it busy; of
-#: prefills it runs two at once, and one that must wait for a place takes as long again.
-_DECODES_PER_SM, _PREFILLS_PER_SM = 3, 2
+#: prefills it runs two at once, of long prompts one. A program that must wait for a place takes as long again.
+_DECODES_PER_SM, _PREFILLS_PER_SM, _LONG_PROMPTS_PER_SM = 3, 2, 1
 #: Tokens of the shortest split: a shorter one costs more to merge than it saves.
 _MIN_DECODE_SPLIT_TOKENS, _MIN_PREFILL_SPLIT_TOKENS = 128, 512
 
@@ -69,6 +70,7 @@ class AttentionShape:
         *,
         heads: int,
         kv_heads: int,
+        head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
         window: int | None = None,
@@ -82,13 +84,16 @@ class AttentionShape:
         """
         group = next_power_of_two(heads // kv_heads)
         rows = next_power_of_two(max_query_rows) * group
+        is_long = are_long_prompts(max_query_rows, head_dim, dtype, device)
+        tallest = LONG_PROMPT_BLOCK_M if is_long else _PREFILL_BLOCK_M
         # A float32 product has no tensor core: a taller tile does not fit the registers.
-        block_m = _MIN_BLOCK_M if dtype == torch.float32 else min(_PREFILL_BLOCK_M, max(_MIN_BLOCK_M, rows))
+        block_m = _MIN_BLOCK_M if dtype == torch.float32 else min(tallest, max(_MIN_BLOCK_M, rows))
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         if max_query_rows == 1:
             num_programs, min_tokens = -(-num_sms * _DECODES_PER_SM // kv_heads), _MIN_DECODE_SPLIT_TOKENS
         else:
-            num_programs, min_tokens = max(1, num_sms * _PREFILLS_PER_SM // kv_heads), _MIN_PREFILL_SPLIT_TOKENS
+            per_sm = _LONG_PROMPTS_PER_SM if is_long else _PREFILLS_PER_SM
+            num_programs, min_tokens = max(1, num_sms * per_sm // kv_heads), _MIN_PREFILL_SPLIT_TOKENS
         block_queries = max(1, block_m // group)
         limits = (max_requests, max_query_rows, heads, kv_heads, block_queries, num_programs, min_tokens)
         return cls(*limits, window, max_rows, shares_prefixes and max_query_rows == 1 < block_queries)

@@ -25,6 +25,14 @@ def test_products_of_prompts_run_beside_the_softmax_and_nothing_spills(configura
     assert _complaints("compiled_attention.py", configurations) == [""] * configurations
 
 
+@pytest.mark.parametrize("configurations", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_products_of_long_prompts_run_beside_the_softmax_and_loops_of_heads_of_128_spill_nothing(
+    configurations: int,
+) -> None:
+    """Outside those loops a few registers spill, once a tile."""
+    assert _complaints("compiled_prompts.py", configurations) == [""] * configurations
+
+
 @pytest.mark.parametrize("models", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_decodes_spill_nothing_whether_they_share_prefixes_or_not(models: int) -> None:
     assert _complaints("compiled_decodes.py", models) == [""] * (2 * models)

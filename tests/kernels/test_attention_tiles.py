@@ -121,7 +121,7 @@ def test_a_prompts_splits_all_run_at_once(rows: int, num_tiles: int) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    shape = AttentionShape.of(2, 1, heads=4, kv_heads=2, dtype=torch.float32, device=torch.device("cpu"))
+    shape = AttentionShape.of(2, 1, heads=4, kv_heads=2, head_dim=16, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ValueError, match="3 requests of at most 1 rows do not fit"):
         _tiles(shape, [(1, 1)] * 3)
     with pytest.raises(ValueError, match="1 requests of at most 2 rows do not fit"):

@@ -142,16 +142,17 @@ def test_model_shapes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dty
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 4, 128, 16), (12, 4, 64, 16), (8, 2, 128, 8)]
+    ("heads", "kv_heads", "head_dim", "page_size"), [(4, 4, 128, 16), (12, 4, 64, 16), (8, 2, 128, 8), (4, 2, 256, 16)]
 )
 @pytest.mark.parametrize("window", [None, 5, 200])
 def test_prompts_of_every_length(
     heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, window: int | None
 ) -> None:
-    """On a Hopper GPU these are its own kernel's, of 64 and of 128 rows."""
+    """On a Hopper GPU its own kernels serve them, but for short ones of heads of 256. The last ones have tall tiles."""
     of_16 = [(16, 16), (17, 16), (300, 16), (1000, 15), (4, 4), (0, 3), (2000, 1)]
-    of_many = [*of_16, (127, 127), (128, 128), (129, 129), (257, 200), (1500, 700), (64, 64), (65, 63)]
-    for requests in (of_16, of_many):
+    of_many = [*of_16, (127, 127), (128, 128), (129, 129), (257, 200), (1500, 400), (64, 64), (65, 63)]
+    of_long = [*of_many, (513, 513), (1500, 700)]
+    for requests in (of_16, of_many, of_long):
         case = make_case(heads, kv_heads, head_dim, page_size, dtype, requests)
         if window is not None:
             case.slide(window)
@@ -164,7 +165,7 @@ def test_prompts_of_every_length(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 150])
+@pytest.mark.parametrize("rows", [1, 150, 600])
 def test_the_same_bits_whichever_program_merges(rows: int) -> None:
     case = make_case(8, 8, 128, 16, torch.bfloat16, [(4000, rows), (700, rows), (1500, rows)])
     case.divide(60)
@@ -174,18 +175,56 @@ def test_the_same_bits_whichever_program_merges(rows: int) -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_serves_other_requests_than_it_was_captured_with() -> None:
-    case = make_case(8, 2, 80, 16, torch.float32, [(100, 1), (35, 1), (900, 1)])
+@pytest.mark.parametrize(
+    ("rows", "head_dim", "dtype", "block_m"),
+    [
+        (512, 128, torch.bfloat16, 64),
+        (513, 128, torch.bfloat16, 128),
+        (513, 256, torch.float16, 128),
+        (513, 64, torch.bfloat16, 64),
+        (513, 96, torch.bfloat16, 64),
+        (513, 128, torch.float32, 16),
+    ],
+)
+def test_tiles_of_long_prompts_are_tall_on_hopper(rows: int, head_dim: int, dtype: torch.dtype, block_m: int) -> None:
+    case = make_case(2, 2, head_dim, 16, dtype, [(rows, rows)])
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    assert case.shape.block_m == (block_m if is_hopper else min(block_m, 64))
+    check(case, triton.paged_attention)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "captured", "replayed"),
+    [
+        (80, torch.float32, [(100, 1), (35, 1), (900, 1)], [[(7, 1), (0, 1), (450, 1)], [(99, 1), (3, 1), (1, 1)]]),
+        (
+            128,
+            torch.bfloat16,
+            [(900, 900), (600, 100), (40, 40)],
+            [[(640, 640), (0, 0), (7, 7)], [(900, 1), (600, 600), (39, 30)], [(0, 0), (0, 0), (1, 1)]],
+        ),
+    ],
+    ids=["decodes", "long-prompts"],
+)
+def test_a_cuda_graph_serves_other_requests_than_it_was_captured_with(
+    head_dim: int, dtype: torch.dtype, captured: list[tuple[int, int]], replayed: list[list[tuple[int, int]]]
+) -> None:
+    case = make_case(8, 2, head_dim, 16, dtype, captured)
     out, tiles = torch.full_like(case.q, torch.nan), case.tiles()
     arguments = (out, case.q, case.keys, case.values, case.pages, tiles, case.shape, case.workspace, SCALE)
     triton.paged_attention(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         triton.paged_attention(*arguments)
-    for contexts in ([7, 0, 450], [99, 3, 1]):
-        case.requests = [(context, 1) for context in contexts]
-        tiles.copy_(case.tiles())
-        case.q.normal_()
+
+    def replay(result: Tensor, *_: Any) -> None:
         out.fill_(torch.nan)
         graph.replay()
-        torch.testing.assert_close(out.double(), case.expected(), rtol=1e-5, atol=1e-5, equal_nan=True)
+        result.copy_(out)
+
+    for requests in replayed:
+        case.requests = requests
+        tiles.copy_(case.tiles())
+        case.q.normal_()
+        check(case, replay)

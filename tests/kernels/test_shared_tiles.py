@@ -152,7 +152,8 @@ def test_only_decodes_of_which_a_program_holds_several_share(
 ) -> None:
     """The rows that read a prefix together; 0: the table is the usual one."""
     cpu = torch.device("cpu")
-    given: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "dtype": torch.bfloat16, "device": cpu}
+    given: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": 128, "dtype": torch.bfloat16}
+    given["device"] = cpu
     usual = AttentionShape.of(32, rows, **given)
     shape = AttentionShape.of(32, rows, shares_prefixes=True, **given)
     if expected:

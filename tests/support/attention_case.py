@@ -136,7 +136,13 @@ def make_case(
             values[page, :filled].copy_(torch.randn(filled, kv_heads, head_dim))
     q = torch.randn(sum(rows for _, rows in requests), heads, head_dim).to(device, dtype)
     shape = AttentionShape.of(
-        len(requests), max(rows for _, rows in requests), heads=heads, kv_heads=kv_heads, dtype=dtype, device=device
+        len(requests),
+        max(rows for _, rows in requests),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
     )
     workspace = AttentionWorkspace.of([shape], head_dim, device)
     return Case(requests, q, keys, values, pages.to(device), starts.to(device), shape, workspace)

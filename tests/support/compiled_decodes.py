@@ -34,6 +34,7 @@ def spills(heads: int, kv_heads: int, head_dim: int, *, shares_prefixes: bool) -
         1,
         heads=heads,
         kv_heads=kv_heads,
+        head_dim=head_dim,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
         shares_prefixes=shares_prefixes,

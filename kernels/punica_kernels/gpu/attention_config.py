@@ -1,13 +1,12 @@
-"""Launch shapes of attention, as measured on an H200 (docs/performance.md), and which kernel serves which rows."""
+"""Launch shapes of attention, as measured on Hopper GPUs (docs/performance.md), and which kernel serves which rows."""
 
-from functools import cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from punica_kernels.attention_tiles import AttentionShape
 from punica_kernels.integers import next_power_of_two
+from punica_kernels.long_prompts import LONG_PROMPT_BLOCK_M, are_long_prompts, is_hopper
 
 #: The smallest side of a tensor-core tile.
 _MIN_BLOCK = 16
@@ -19,7 +18,6 @@ _MAX_MERGED_SPLITS, _MAX_MERGED_ROWS = 8, 64
 _NUM_WARPS, _WARPGROUP_ROWS = 4, 64
 #: Query heads of one kv head.
 _MANY_SHARING_HEADS = 8
-_HOPPER = 9
 
 
 class TritonConfig(NamedTuple):
@@ -63,14 +61,18 @@ def is_for_hopper(q: Tensor, keys: Tensor, values: Tensor, block_m: int) -> bool
     """
     head_dim = q.shape[2]
     is_served = block_m >= _WARPGROUP_ROWS and head_dim in (64, 128) and q.element_size() == 2
-    is_cache_of_rows = keys.stride() == values.stride() and not any(stride % head_dim for stride in keys.stride()[:3])
-    return is_served and is_cache_of_rows and _is_hopper(q.device)
+    return is_served and _is_cache_of_rows(keys, values) and is_hopper(q.device)
 
 
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    """Whether it is a Hopper GPU (compute capability 9.0)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == _HOPPER
+def is_for_hopper_prompts(q: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> bool:
+    """Whether `hopper_prompts` serves these rows: long prompts, and keys and values as `hopper_attention` has them."""
+    is_served = are_long_prompts(shape.max_query_rows, q.shape[2], q.dtype, q.device)
+    return is_served and shape.block_m == LONG_PROMPT_BLOCK_M and _is_cache_of_rows(keys, values)
+
+
+def _is_cache_of_rows(keys: Tensor, values: Tensor) -> bool:
+    """Whether keys and values lie alike, in whole rows of a head."""
+    return keys.stride() == values.stride() and not any(stride % keys.shape[3] for stride in keys.stride()[:3])
 
 
 def hopper_config(shape: AttentionShape) -> HopperConfig:
@@ -78,3 +80,22 @@ def hopper_config(shape: AttentionShape) -> HopperConfig:
     # Programs whose heads share their keys find them in the L2 cache.
     depth = 1 if shape.block_group >= _MANY_SHARING_HEADS else 2
     return HopperConfig(64, depth, _NUM_WARPS * shape.block_m // _WARPGROUP_ROWS)
+
+
+class HopperPromptsConfig(NamedTuple):
+    """How a program of `hopper_prompts` walks over the contexts of its tiles."""
+
+    #: Tokens of a block, and the blocks of keys, and of values, in shared memory.
+    BLOCK_N: int
+    STAGES: int
+    #: Registers of a thread that attends.
+    REGISTERS: int
+    #: Those of the warpgroup that loads.
+    num_warps: int = _NUM_WARPS
+
+
+def hopper_prompts_config(head_dim: int) -> HopperPromptsConfig:
+    """The largest that shared memory holds, which was the best measured (docs/notes/performance.md)."""
+    if head_dim == 128:
+        return HopperPromptsConfig(BLOCK_N=128, STAGES=3, REGISTERS=216)
+    return HopperPromptsConfig(BLOCK_N=64, STAGES=2, REGISTERS=224)

@@ -20,6 +20,12 @@ def supports_pdl(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Those of a CUDA device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def pdl_options(device: torch.device, *, wait: bool, trigger: bool = True) -> dict[str, Any]:
     """The PDL keywords of a launch, all off where the device lacks PDL.
 

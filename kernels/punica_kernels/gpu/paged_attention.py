@@ -16,10 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
-from punica_kernels.gpu.attention_config import block_d, hopper_config, is_for_hopper, triton_config
+from punica_kernels.gpu.attention_config import (
+    block_d,
+    hopper_config,
+    hopper_prompts_config,
+    is_for_hopper,
+    is_for_hopper_prompts,
+    triton_config,
+)
 from punica_kernels.gpu.attention_constants import FIRST_ROW
 from punica_kernels.gpu.attention_splits import Out, Splits, store_split
-from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.launch import num_multiprocessors, pdl_options
 from punica_kernels.gpu.online_softmax import Cache, Scoring, attend
 from punica_kernels.gpu.work_tile import Sizes, columns, load_listed_rows, load_work_tile, tile_rows
 
@@ -55,15 +62,22 @@ def paged_attention(
         "KV_HEADS": shape.kv_heads,
         "GROUP": shape.heads // shape.kv_heads,
         "BLOCK_GROUP": shape.block_group,
-        "BLOCK_M": shape.block_m,
         "WINDOW": shape.window or 0,
         **pdl_options(q.device, wait=pdl),
     }
+    cache_strides = (stride // head_dim for stride in keys.stride()[:3])
+    if is_for_hopper_prompts(q, keys, values, shape):
+        from punica_kernels.gpu.hopper_prompts import hopper_prompts
+
+        programs = (min(num_multiprocessors(q.device), shape.kv_heads * shape.max_tiles),)
+        blocks = hopper_prompts_config(head_dim)._asdict()
+        hopper_prompts[programs](*tensors, *scales, *row_strides, *cache_strides, shape.max_tiles, **sizes, **blocks)
+        return
     grid = (shape.kv_heads, shape.max_tiles)
+    sizes["BLOCK_M"] = shape.block_m
     if is_for_hopper(q, keys, values, shape.block_m):
         from punica_kernels.gpu.hopper_attention import hopper_attention
 
-        cache_strides = (stride // head_dim for stride in keys.stride()[:3])
         blocks = hopper_config(shape)._asdict()
         hopper_attention[grid](*tensors, *scales, *row_strides, *cache_strides, **sizes, **blocks)
         return

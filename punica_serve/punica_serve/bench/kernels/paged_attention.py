@@ -139,6 +139,7 @@ class AttentionTensors:
             case.num_new,
             heads=heads,
             kv_heads=kv_heads,
+            head_dim=HEAD_DIM,
             dtype=dtype,
             device=device,
             shares_prefixes=case.reads_once,

@@ -251,6 +251,7 @@ def attention_shapes(
             max_rows=max_rows,
             heads=model.num_attention_heads,
             kv_heads=model.num_key_value_heads,
+            head_dim=model.head_dim,
             dtype=cache.pool.dtype,
             device=cache.pool.device,
             window=window,

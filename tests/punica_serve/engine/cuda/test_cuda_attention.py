@@ -73,6 +73,8 @@ def _seed() -> None:
         (BatchBucket(512, 0), (0, 512), 0),
         (BatchBucket(128, 7), (600, 700), 3),
         (BatchBucket(16, 31), (999, 1000), 31),
+        (BatchBucket(768, 0), (30, 730), 0),
+        (BatchBucket(1024, 7), (200, 1000), 3),
     ],
     ids=str,
 )
@@ -89,10 +91,15 @@ def test_rows_attend_to_their_own_past(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kv_heads", [8, 2])
-@pytest.mark.parametrize("num_prefills", [2, 3])
-def test_prefills_of_one_step_attend_to_their_own_past(kind: Kind, kv_heads: int, num_prefills: int) -> None:
-    desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(192, 7, max_prefills=3)
-    step = desk.step_of([(0, 37), (500, 570), (3, 4)][:num_prefills], _random_lengths(5))
+@pytest.mark.parametrize(
+    ("rows", "chunks"),
+    [(192, [(0, 37), (500, 570)]), (192, [(0, 37), (500, 570), (3, 4)]), (1024, [(100, 700), (500, 570), (3, 4)])],
+)
+def test_prefills_of_one_step_attend_to_their_own_past(
+    kind: Kind, kv_heads: int, rows: int, chunks: list[tuple[int, int]]
+) -> None:
+    desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(rows, 7, max_prefills=3)
+    step = desk.step_of(chunks, _random_lengths(5))
     attention, q = desk.attention(bucket), desk.q(bucket)
     _plan(attention, step)
     for layer in range(LAYERS):
@@ -101,10 +108,11 @@ def test_prefills_of_one_step_attend_to_their_own_past(kind: Kind, kv_heads: int
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [1, 16, 100, 333])
-def test_nothing_is_read_of_pages_that_were_given_back(kind: Kind, window: int) -> None:
-    desk, bucket = AttentionDesk(2, *kind, window), BatchBucket(192, 7, max_prefills=2)
+@pytest.mark.parametrize(("rows", "start"), [(192, 600), (768, 100)])
+def test_nothing_is_read_of_pages_that_were_given_back(kind: Kind, window: int, rows: int, start: int) -> None:
+    desk, bucket = AttentionDesk(2, *kind, window), BatchBucket(rows, 7, max_prefills=2)
     attention = desk.attention(bucket)
-    step, q = desk.step_of([(600, 700), (37, 101)], [1, 17, *_random_lengths(5)]), desk.q(bucket)
+    step, q = desk.step_of([(start, 700), (37, 101)], [1, 17, *_random_lengths(5)]), desk.q(bucket)
     _plan(attention, step)
     for layer in range(LAYERS):
         desk.check(step, bucket, layer, q, attention.run(layer, q))
@@ -154,10 +162,11 @@ def test_a_group_whose_pages_were_given_back_sees_what_its_windows_hold(kind: Ki
 @pytest.mark.parametrize("kind", GPU_KINDS)
 @pytest.mark.parametrize("kv_heads", [8, 2])
 @pytest.mark.parametrize("options", [DEFAULT_OPTIONS, SHARING], ids=["default", "sharing"])
+@pytest.mark.parametrize("rows", [64, 640])
 def test_a_graph_captured_on_padding_replays_any_step_that_fits(
-    kind: Kind, kv_heads: int, options: AttentionOptions
+    kind: Kind, kv_heads: int, options: AttentionOptions, rows: int
 ) -> None:
-    desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(64, 8)
+    desk, bucket = AttentionDesk(kv_heads, *kind), BatchBucket(rows, 8)
     attention, q = desk.attention(bucket, options), desk.q(bucket)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -168,7 +177,7 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             out = attention.run(1, q)
-    sizes = [((0, 64), 8), ((0, 1), 0), ((300, 340), 3), (None, 5), ((930, 990), 7)]
+    sizes = [((0, rows), 8), ((0, 1), 0), ((300, 340), 3), (None, 5), ((930, 990), 7)]
     steps = [desk.step(chunk, _random_lengths(num_decodes)) for chunk, num_decodes in sizes]
     for step in [_sharing_decodes(desk), *steps, _sharing_decodes(desk)]:
         q.copy_(desk.q(bucket))
@@ -180,8 +189,8 @@ def test_a_graph_captured_on_padding_replays_any_step_that_fits(
         desk.check(step, bucket, 1, q, out)
         replayed = out.clone()
         attention.run(1, q)
-        rows = slice(bucket.num_prefill_rows, bucket.num_prefill_rows + len(step.decodes))
-        assert torch.equal(out[rows], replayed[rows])
+        decodes = slice(rows, rows + len(step.decodes))
+        assert torch.equal(out[decodes], replayed[decodes])
 
 
 @pytest.mark.parametrize("kind", KINDS)
