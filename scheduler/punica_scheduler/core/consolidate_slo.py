@@ -51,7 +51,7 @@ class ConsolidateSloPlacement(Placement):
         knowing = index.prefixes.knowing(record)
         packed = set()
         largest_first = columns.prefer(np.where(may_hold, -num_requests, np.inf), knowing)
-        for gpu in islice(columns.in_order(largest_first), MAX_ASKED):
+        for gpu in islice(columns.in_order(largest_first), 0 if _is_late(record, now_s) else MAX_ASKED):
             forecast = self._forecast(gpu, (record,), now_s)
             if forecast.slack_s < 0.0:
                 columns.refuse(gpu)
@@ -86,6 +86,11 @@ class ConsolidateSloPlacement(Placement):
         if not self.costs.prefills_apart:
             return 0.0
         return self.costs.prefill_s(record.num_tokens, NO_ADAPTER) * (1.0 + self.margin)
+
+
+def _is_late(record: RequestRecord, now_s: float) -> bool:
+    """Whether its first token has been due already, so that no GPU can keep its promise."""
+    return record.first_token_due_s is not None and record.first_token_due_s < now_s
 
 
 def _batch_with(gpu: GpuRecord, newcomers: Sequence[RequestRecord]) -> DecodeBatch:

@@ -1,5 +1,7 @@
 """Punica's packing under promises."""
 
+from typing import Any
+
 import pytest
 
 from placed_requests import PlacedRequests
@@ -139,3 +141,23 @@ def test_beside_decodes_a_queue_is_prefilled_one_by_one() -> None:
     costs = consolidate_slo("a100-40g-7b")
     assert placed.order(costs, placed.request(slo=Slo(first_token_s=0.3))) == "BA"
     assert placed.order(costs, placed.request(slo=Slo(first_token_s=0.1))) == "AB", "six mixed steps of 23 ms or more"
+
+
+def test_a_request_whose_first_token_is_overdue_asks_no_gpu() -> None:
+    """Where requests wait for long, each would be asked for in vain on as many GPUs as may be asked."""
+    num_asked = 0
+
+    class Model(StepTimeModel):
+        def step_s(self, *batch: Any) -> float:
+            nonlocal num_asked
+            num_asked += 1
+            return super().step_s(*batch)
+
+    counting = ConsolidateSloPlacement(StepTimeColumns(Model(load_profile(PROFILE))))
+    placed = two_gpus(3, 2)
+    placed.step("A", 0.020)
+    assert placed.order(counting, placed.request(slo=Slo(first_token_s=1.0))) == "AB"
+    assert num_asked > 3, "the figures of both, and a forecast"
+    num_asked = 0
+    assert placed.order(counting, placed.request(slo=Slo(first_token_s=0.019))) == "BA"
+    assert num_asked == 0
