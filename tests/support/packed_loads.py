@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loader_harness import LoaderHarness
-from punica_serve.engine.adapters import chunk_reads, packed_file, packed_store
+from punica_serve.engine.adapters import chunk_reads, packed_header, packed_store
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
@@ -34,12 +34,12 @@ class Gate:
 
         def open_chunks(*arguments: Any) -> list[Chunk]:
             nonlocal last, bytes_left
-            chunks = packed_file.open_chunks(*arguments)
-            last = bytes_left = chunks[-1].start
+            chunks = packed_header.open_chunks(*arguments)
+            last = bytes_left = chunks[-1].place.start
             return chunks
 
         def read(file: RangeReader, chunk: Chunk) -> None:
-            if chunk.start == last:
+            if chunk.place.start == last:
                 self.begun.set()
                 assert self._opened.wait(DEADLINE_S)
             read_chunk(file, chunk)

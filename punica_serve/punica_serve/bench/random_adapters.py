@@ -28,6 +28,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import counted
 from punica_serve.process.outputs import writing
+from punica_serve.process.private_files import open_own_file
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.cache_folder import CacheFolder
@@ -170,8 +171,7 @@ def _in_threads(make: Callable[[int], T], count: int) -> list[T]:
 @contextmanager
 def packed_file(ref: AdapterRef, cache: PackedCache, model: ModelConfig, dtype: torch.dtype) -> Iterator[int]:
     """A descriptor of the packed form that ``pack_to_disk`` has written."""
-    descriptor = CacheFolder(cache.folder).packed.open(ref.digest, PackedLayout.of(model, dtype).name)
-    assert descriptor is not None, "all adapters were packed"
+    descriptor = open_own_file(CacheFolder(cache.folder).packed.path(ref.digest, PackedLayout.of(model, dtype).name))
     try:
         yield descriptor
     finally:

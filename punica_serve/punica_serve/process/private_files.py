@@ -1,11 +1,14 @@
 """Folders and files that only the user of this process may read, whatever its umask."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private_folder(folder: Path) -> None:
@@ -19,6 +22,27 @@ def make_private_folder(folder: Path) -> None:
 def open_private(path: Path, mode: Literal["wb", "xb"]) -> BinaryIO:
     """Opens a file for writing. Raises OSError."""
     return open(path, mode, opener=_opener)
+
+
+def open_own_file(path: Path) -> int:
+    """A file descriptor for reading, which the caller closes.
+
+    Raises OSError, and PermissionError for a file that anyone else may have written.
+    """
+    # A pipe in its place would block an open without O_NONBLOCK, which files ignore.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        _require_own(path, os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_own(path: Path, found: os.stat_result) -> None:
+    is_own = found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE
+    if not (is_own and stat.S_ISREG(found.st_mode)):
+        raise PermissionError(errno.EPERM, "others may have written it, so it is not trusted", str(path))
 
 
 def _opener(path: str, flags: int) -> int:

@@ -4,12 +4,10 @@ A file appears whole, by a rename. Readers need no lock: a file that is removed 
 folder holds weights that are trusted by their checksums alone, so nobody else may write to it; see docs/security.md.
 """
 
-import errno
 import fcntl
 import logging
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from punica_serve.errors import ConfigError
-from punica_serve.process.private_files import FILE_MODE, FOLDER_MODE, make_private_folder
+from punica_serve.process.private_files import FILE_MODE, FOLDER_MODE, OTHERS_MAY_WRITE, make_private_folder
 from punica_serve.store.adapter_files import is_digest
 
 log = logging.getLogger(__name__)
 
 _FOLDER, _INCOMING = "packed", "incoming"
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +58,20 @@ class PackedFolder:
             make_private_folder(folder)
             _make_own(folder)
 
-    def open(self, digest: str, layout: str) -> int | None:
-        """A file descriptor for reading, which the caller closes; None if there is no such file.
-
-        Raises OSError, and PermissionError for a file that anyone else may have written.
-        """
-        path = self._path(digest, layout)
-        try:
-            # A pipe in its place would block an open without O_NONBLOCK, which files ignore.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        try:
-            _require_own(path, os.fstat(descriptor))
-        except OSError:
-            os.close(descriptor)
-            raise
-        return descriptor
-
     def mark_used(self, digest: str, layout: str) -> None:
         """A file was used, so it is evicted later, if it is there and the disk can be written."""
         with suppress(OSError):
-            os.utime(self._path(digest, layout), follow_symlinks=False)
+            os.utime(self.path(digest, layout), follow_symlinks=False)
 
     def has(self, digest: str, layout: str) -> bool:
-        return self._path(digest, layout).exists()
+        return self.path(digest, layout).exists()
 
     def write(self, digest: str, layout: str, write: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
         """Makes a file by ``write``, which gets its descriptor. It is there whole or, after any error, not at all.
 
         Nor is it if ``is_wanted`` is false in the end. Raises OSError.
         """
-        path, incoming = self._path(digest, layout), self._root / _INCOMING / uuid.uuid4().hex
+        path, incoming = self.path(digest, layout), self._root / _INCOMING / uuid.uuid4().hex
         descriptor = os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # tells it from one whose process has died
@@ -106,7 +85,7 @@ class PackedFolder:
 
     def drop(self, digest: str, layout: str) -> None:
         """Removes one file, which is no good, or whatever is in its place. Raises OSError."""
-        _remove(self._path(digest, layout))
+        _remove(self.path(digest, layout))
 
     def remove(self, digest: str) -> None:
         """Removes an adapter's files of all layouts."""
@@ -121,7 +100,8 @@ class PackedFolder:
                         digest, sum(file.st_size for file in stats), max(file.st_mtime_ns for file in stats)
                     )
 
-    def _path(self, digest: str, layout: str) -> Path:
+    def path(self, digest: str, layout: str) -> Path:
+        """Where the file lies, or would. ``open_own_file`` opens it, if nobody else may have written it."""
         assert is_digest(digest), digest
         return self._root / digest / layout
 
@@ -135,12 +115,6 @@ class PackedFolder:
                     rest.unlink(missing_ok=True)
                 finally:
                     os.close(descriptor)
-
-
-def _require_own(path: Path, found: os.stat_result) -> None:
-    is_own = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
-    if not (is_own and stat.S_ISREG(found.st_mode)):
-        raise PermissionError(errno.EPERM, "others may have written it, so it is not trusted", str(path))
 
 
 def _remove(entry: Path) -> None:
@@ -160,7 +134,7 @@ def _make_own(folder: Path) -> None:
             "user of the processes, or remove it"
         )
         raise ConfigError(message, param="data_folder")
-    if found.st_mode & _OTHERS_MAY_WRITE:
+    if found.st_mode & OTHERS_MAY_WRITE:
         log.warning("others may have written to %s, so its packed adapters are removed and made again", folder)
         folder.chmod(FOLDER_MODE)
         for entry in folder.iterdir():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from punica_serve.process.private_files import open_own_file
 from punica_serve.store.cache_folder import CacheFolder
 
 DIGESTS = [letter * 64 for letter in "abcd"]
@@ -96,7 +97,7 @@ def test_after_an_error_nothing_is_there(cache: CacheFolder) -> None:
     with pytest.raises(OSError, match="full"):
         cache.packed.write(DIGESTS[0], "layout", fail, lambda: True)
     assert there(cache) == (set(), set())
-    assert cache.packed.open(DIGESTS[0], "layout") is None
+    assert not cache.packed.has(DIGESTS[0], "layout")
 
 
 def _open_to_others(path: Path) -> None:
@@ -124,24 +125,20 @@ def test_what_others_may_have_written_is_not_opened_and_is_made_again(
     cache: CacheFolder, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     packs(cache, DIGESTS[0], 100, 10)
-    descriptor = cache.packed.open(DIGESTS[0], "layout")
-    assert descriptor is not None
-    os.close(descriptor)
+    os.close(open_own_file(cache.packed.path(DIGESTS[0], "layout")))
     spoil(tmp_path / "packed" / DIGESTS[0] / "layout")
     open_files = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="layout"):
-        cache.packed.open(DIGESTS[0], "layout")
+        open_own_file(cache.packed.path(DIGESTS[0], "layout"))
     assert os.listdir("/proc/self/fd") == open_files
     cache.packed.drop(DIGESTS[0], "layout")
     assert not cache.packed.has(DIGESTS[0], "layout")
     packs(cache, DIGESTS[0], 100, 10)
-    descriptor = cache.packed.open(DIGESTS[0], "layout")
-    assert descriptor is not None
-    os.close(descriptor)
+    os.close(open_own_file(cache.packed.path(DIGESTS[0], "layout")))
 
 
 def test_a_file_of_another_user_is_not_opened(cache: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     packs(cache, DIGESTS[0], 100, 10)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(PermissionError, match="others may have written it"):
-        cache.packed.open(DIGESTS[0], "layout")
+        open_own_file(cache.packed.path(DIGESTS[0], "layout"))

@@ -1,7 +1,8 @@
 """A process that reads and checks chunks of packed files for a worker, straight into the memory of its host cache.
 
-Its threads share no GIL with the worker's step loop. A job is one message with the open file. Each chunk that is read
-is a record on a socket of the job, whose end says that this process writes to the job's memory no more.
+Its threads share no GIL with the worker's step loop. A job is one message, which names the file and a lane: a socket
+that one job has at a time. The open file and each chunk that was read are records there. After the last chunk's record,
+or that of a failure, or at the lane's end, this process writes to the job's memory no more.
 """
 
 import ctypes
@@ -14,124 +15,130 @@ import threading
 import time
 from argparse import ArgumentParser, Namespace
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from struct import Struct
 
 import msgspec
 
-from punica_serve.engine.adapters.packed_chunk import Chunk, PackedFileInvalid, check_chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
+from punica_serve.engine.adapters.packed_header import PackedName, open_chunks
 from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.process.private_files import open_own_file
 
-#: A job's message has at most so many bytes, and comes with its socket and one or two descriptors of the file.
-MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS = 1 << 16, 3
-#: A chunk's number, its error, and when it was begun, read and checked, by ``time.perf_counter`` in seconds.
+MAX_MESSAGE_BYTES = 1 << 16
+#: A chunk's number, an error, and when the chunk was begun, read and checked, by ``time.perf_counter`` in seconds.
 RECORD = Struct("<iiddd")
-#: Errors beside those of the system: the file is cut short or damaged.
+#: In place of a chunk's number: the file was opened, and is read through the page cache or past it; the last record of
+#: an adapter that can't be read.
+OPENED, OPENED_DIRECT, FAILED = -1, -2, -3
+#: Errors beside those of the system: the file is damaged, or another one.
 INVALID = -1
 _PR_SET_PDEATHSIG = 1
 _NICE = 19
 _MADV_POPULATE_WRITE, _POPULATED_BYTES = 23, 64 << 20
 
 
-class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk as the process reads it."""
-
-    #: In the adapter.
-    start: int
-    num_bytes: int
-    checksum: bytes
-
-
 class ReadJob(msgspec.Struct, frozen=True, array_like=True):
-    """The chunks of one adapter."""
+    """One adapter to be read."""
 
-    #: Where the adapter starts in the file of the host cache's memory.
+    #: The number of the socket where records go.
+    lane: int
+    path: str
+    name: PackedName
+    #: Where the adapter lies in the file of the host cache's memory.
     offset: int
-    chunks: tuple[ChunkPlace, ...]
+    num_bytes: int
 
 
-@dataclass(slots=True, eq=False)
 class _Reads:
-    """The reads of one job, which several threads share. The last of them closes all."""
+    """The reads of one job, which several threads share. The last of them ends it."""
 
-    file: RangeReader
-    answers: socket.socket
-    waiting: deque[tuple[int, Chunk]]
-    num_running: int
-    lock: threading.Lock
+    def __init__(self, job: ReadJob, memory: memoryview, answers: socket.socket) -> None:
+        """``memory``: of ``num_bytes``."""
+        self._job = job
+        self._memory = memory
+        self._answers = answers
+        self._file: RangeReader | None = None
+        self._waiting: deque[tuple[int, Chunk]] = deque()
+        self._num_running = 1
+        self._error = 0
+        self._lock = threading.Lock()
 
-    def run(self) -> None:
-        """Reads chunks until none is left. No thread begins another after an error."""
-        try:
-            with suppress(IndexError):
-                while True:
-                    self._read(*self.waiting.popleft())
-        finally:
-            with self.lock:
-                self.num_running -= 1
-                is_last = not self.num_running
-            if is_last:
-                self.file.close()
-                self.answers.close()
+    def begin(self, threads: ThreadPoolExecutor, num_threads: int) -> None:
+        """Opens the file, and reads its chunks on this thread and others."""
+        self._try(self._open)
+        others = max(0, min(num_threads, len(self._waiting)) - 1)
+        self._num_running += others  # none of them runs yet
+        for _ in range(others):
+            threads.submit(self._run)
+        self._run()
 
-    def _read(self, number: int, chunk: Chunk) -> None:
-        begun_s = time.perf_counter()
-        try:
-            read_chunk(self.file, chunk)
+    def _open(self) -> None:
+        self._file = RangeReader(open_own_file(Path(self._job.path)))
+        self._waiting.extend(enumerate(open_chunks(self._file, self._job.name, self._memory)))
+        opened_s = time.perf_counter()
+        self._answer(OPENED_DIRECT if self._file.is_direct else OPENED, 0, opened_s, opened_s, opened_s)
+
+    def _run(self) -> None:
+        """Reads chunks until none is left."""
+        self._try(self._read_chunks)
+        with self._lock:
+            self._num_running -= 1
+            is_last = not self._num_running
+        if is_last:
+            self._end()
+
+    def _read_chunks(self) -> None:
+        while True:
+            try:
+                number, chunk = self._waiting.popleft()
+            except IndexError:
+                return
+            assert self._file is not None, "else no chunk waits"
+            begun_s = time.perf_counter()
+            read_chunk(self._file, chunk)
             read_s = time.perf_counter()
             check_chunk(chunk)
-        except (PackedFileInvalid, OSError) as error:
-            self.waiting.clear()
-            errno = INVALID if isinstance(error, PackedFileInvalid) else error.errno or INVALID
-            self._answer(RECORD.pack(number, errno, begun_s, begun_s, begun_s))
-        else:
-            self._answer(RECORD.pack(number, 0, begun_s, read_s, time.perf_counter()))
+            self._answer(number, 0, begun_s, read_s, time.perf_counter())
 
-    def _answer(self, record: bytes) -> None:
-        """Never waits: a socket has room for the records of all chunks."""
+    def _try(self, part: Callable[[], None]) -> None:
+        """After an error no thread begins another chunk."""
         try:
-            self.answers.send(record)
-        except OSError:  # the worker is gone
-            self.waiting.clear()
+            part()
+        except Exception as error:
+            self._waiting.clear()
+            self._error = self._error or (error.errno if isinstance(error, OSError) else None) or INVALID
+
+    def _end(self) -> None:
+        """No thread writes to the memory any more. If all chunks were read, the worker knows from their records."""
+        if self._error:
+            self._answer(FAILED, self._error, 0.0, 0.0, 0.0)
+        if self._file is not None:
+            self._file.close()
+
+    def _answer(self, number: int, error: int, begun_s: float, read_s: float, checked_s: float) -> None:
+        """Never waits: a socket has room for the records of all chunks. Raises OSError if the worker is gone."""
+        self._answers.send(RECORD.pack(number, error, begun_s, read_s, checked_s))
 
 
 def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the worker decides
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    memory = mmap.mmap(options.memory, 0)
-    control = socket.socket(fileno=options.control)
+    mapping = mmap.mmap(options.memory, 0)
+    memory, control = memoryview(mapping), socket.socket(fileno=options.control)
+    lanes = [socket.socket(fileno=fd) for fd in options.lanes]
     if options.populate:
-        threading.Thread(target=_populate, args=(memory,), daemon=True).start()
+        threading.Thread(target=_populate, args=(mapping,), daemon=True).start()
     with ThreadPoolExecutor(options.threads) as threads:
         control.send(b"r")
-        while job := _receive(control, memoryview(memory), options.threads):
-            for _ in range(job.num_running):
-                threads.submit(job.run)
+        while message := control.recv(MAX_MESSAGE_BYTES):
+            job = msgspec.msgpack.decode(message, type=ReadJob)
+            reads = _Reads(job, memory[job.offset : job.offset + job.num_bytes], lanes[job.lane])
+            threads.submit(reads.begin, threads, options.threads)
         os._exit(0)  # the worker is gone
-
-
-def _receive(control: socket.socket, memory: memoryview, num_threads: int) -> _Reads | None:
-    """The next job; None if the worker has closed the socket."""
-    message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
-    if not message:
-        return None
-    job = msgspec.msgpack.decode(message, type=ReadJob)
-    answers, *file = descriptors
-    chunks = [_chunk(place, memory[job.offset :]) for place in job.chunks]
-    return _Reads(
-        RangeReader(*file),
-        socket.socket(fileno=answers),
-        deque(enumerate(chunks)),
-        min(num_threads, len(chunks)),
-        threading.Lock(),
-    )
-
-
-def _chunk(place: ChunkPlace, memory: memoryview) -> Chunk:
-    return Chunk(place.start, memory[place.start : place.start + place.num_bytes], place.checksum)
 
 
 def _populate(memory: mmap.mmap) -> None:
@@ -150,6 +157,7 @@ def _populate(memory: mmap.mmap) -> None:
 def _parse(arguments: list[str]) -> Namespace:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--control", required=True, type=int, help="the socket of jobs")
+    parser.add_argument("--lanes", required=True, type=int, nargs="+", help="the sockets of records")
     parser.add_argument("--memory", required=True, type=int, help="the file of the host cache's memory")
     parser.add_argument("--threads", required=True, type=int)
     parser.add_argument("--populate", action="store_true", help="all pages of the memory are there already")

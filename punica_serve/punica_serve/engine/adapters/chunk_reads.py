@@ -6,7 +6,7 @@ checking are the only calls for which a thread gives up the GIL and has to get i
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +17,9 @@ from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
 from punica_serve.engine.adapters.range_reader import RangeReader
 
+#: Is told when the file was opened and found to be the adapter's: whether it is read past the page cache, and the time.
+OnOpen = Callable[[bool, float], None]
+
 
 class DiskHangs(Exception):
     """Chunks were not begun, because others are not read to their ends."""
@@ -26,7 +29,8 @@ class DiskHangs(Exception):
 class ChunkRead:
     """A chunk that lies in its place, verified: times of ``time.perf_counter``, in seconds."""
 
-    chunk: Chunk
+    #: In the adapter's memory.
+    place: range
     #: A thread begins to read it.
     begun_s: float
     read_s: float
@@ -111,7 +115,7 @@ class ChunkReads:
                 read_s = time.perf_counter()
                 check_chunk(chunk)
                 self._watch.newest_chunk_s = checked_s = time.perf_counter()
-                self._done.put(ChunkRead(chunk, begun_s, read_s, checked_s))
+                self._done.put(ChunkRead(chunk.place, begun_s, read_s, checked_s))
         except BaseException:
             self._waiting.clear()
             raise

@@ -35,6 +35,15 @@ class HostCopy:
     is_unwanted: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRoom:
+    """Reserved memory of the cache: uint8 [num_bytes]."""
+
+    #: Its offset in the cache's memory.
+    start: int
+    memory: Tensor
+
+
 class HostCache:
     """A cache over one stretch of memory, shared by the loader's threads.
 
@@ -116,20 +125,32 @@ class HostCache:
                 copy.refcount += 1
             return copy
 
-    def make(self, digest: str, num_bytes: int, pack: Callable[[Tensor], PackedAdapter]) -> HostCopy:
+    def reserve(self, num_bytes: int) -> HostRoom | None:
+        """Memory for ``make`` or ``give_back``; None if none is free. Evicts nothing, so it takes microseconds."""
+        with self._lock:
+            return self._room(self._arena.allocate(num_bytes), num_bytes)
+
+    def give_back(self, room: HostRoom) -> None:
+        """Frees reserved memory, which nobody uses any more."""
+        with self._lock:
+            self._arena.free(room.start, len(room.memory))
+
+    def make(
+        self, digest: str, num_bytes: int, pack: Callable[[Tensor], PackedAdapter], room: HostRoom | None = None
+    ) -> HostCopy:
         """Packs an adapter that is not cached into uint8 [num_bytes], with one reference, and caches it if it fits.
 
-        Errors of ``pack`` are raised to the caller.
+        ``room``: memory of ``num_bytes`` that was reserved for it. Errors of ``pack`` are raised to the caller.
         """
-        with self._lock:
-            start = self._take(num_bytes)
-        if start is None:
+        if room is None:
+            with self._lock:
+                room = self._room(self._take(num_bytes), num_bytes)
+        if room is None:
             return HostCopy(digest, pack(torch.empty(num_bytes, dtype=torch.uint8)), num_bytes, None)
         try:
-            copy = HostCopy(digest, pack(self._memory.bytes[start : start + num_bytes]), num_bytes, start)
+            copy = HostCopy(digest, pack(room.memory), num_bytes, room.start)
         except BaseException:
-            with self._lock:
-                self._arena.free(start, num_bytes)
+            self.give_back(room)
             raise
         with self._lock:
             require(digest not in self._copies, f"adapter {digest} was read twice at once")
@@ -174,6 +195,9 @@ class HostCache:
                 return None
             self._free(self._copies.pop(oldest.digest))
         return start
+
+    def _room(self, start: int | None, num_bytes: int) -> HostRoom | None:
+        return None if start is None else HostRoom(start, self._memory.bytes[start : start + num_bytes])
 
     def _free(self, copy: HostCopy) -> None:
         assert copy.start is not None, "an adapter outside the cache's memory is never cached"

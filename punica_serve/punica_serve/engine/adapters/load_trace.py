@@ -8,7 +8,7 @@ from enum import Enum
 class LoadPhase(Enum):
     """The parts of a load, in their order. A load that does not come from a packed file lacks some."""
 
-    #: Until a thread begins with it.
+    #: Until the step loop or a thread begins with it.
     READER = "waiting for a reader thread"
     #: Until its host memory is taken.
     HOST_MEMORY = "taking host memory"
@@ -58,9 +58,9 @@ class LoadTrace:
     is_direct: bool | None = None
     _ends_s: dict[LoadPhase, float] = field(default_factory=dict)
 
-    def end(self, phase: LoadPhase) -> None:
-        """The phase ends now, unless it ends once more."""
-        self._ends_s[phase] = time.perf_counter()
+    def end(self, phase: LoadPhase, end_s: float | None = None) -> None:
+        """The phase ends now, or has ended by ``time.perf_counter`` in seconds, unless it ends once more."""
+        self._ends_s[phase] = time.perf_counter() if end_s is None else end_s
 
     def end_of(self, phase: LoadPhase) -> float | None:
         return self._ends_s.get(phase)

@@ -22,18 +22,14 @@ class Chunk:
     """Bytes of a packed file, and their place in the adapter's memory."""
 
     #: In the adapter's memory. The file has a header before it.
-    start: int
+    place: range
     memory: memoryview
     checksum: bytes
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.memory)
 
 
 def read_chunk(file: RangeReader, chunk: Chunk) -> None:
     """Reads one chunk into its place. Raises PackedFileInvalid if the file ends within; OSError."""
-    if file.read(chunk.memory, BLOCK_BYTES + chunk.start) < len(chunk.memory):
+    if file.read(chunk.memory, BLOCK_BYTES + chunk.place.start) < len(chunk.memory):
         raise PackedFileInvalid("it is cut short")
 
 

@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -17,22 +18,19 @@ import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.chunk_reads import ChunkRead, ChunkReads, DiskHangs
+from punica_serve.engine.adapters.chunk_reads import ChunkRead, ChunkReads, DiskHangs, OnOpen
 from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.load_trace import LoadPhase
-from punica_serve.engine.adapters.packed_chunk import Chunk, PackedFileInvalid
-from punica_serve.engine.adapters.packed_file import (
-    MAX_READERS,
-    PackedLayout,
-    open_chunks,
-    write_packed,
-)
+from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
+from punica_serve.engine.adapters.packed_file import PackedLayout, packed_name, write_packed
+from punica_serve.engine.adapters.packed_header import MAX_READERS, PackedName, open_chunks
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.range_reader import RangeReader
-from punica_serve.engine.adapters.reader_process import ReaderProcess
+from punica_serve.engine.adapters.reader_process import ProcessReads, ReaderProcess
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import ConfigError
+from punica_serve.process.private_files import open_own_file
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
@@ -104,25 +102,35 @@ class PackedStore:
         """Checksums of an adapter that this host has downloaded; None without them."""
         return self._folder.checksums(Path(ref.uri))
 
-    def read(self, ref: AdapterRef, memory: Tensor, stream: PageStream | None = None) -> PackedAdapter | None:
+    def begin(self, ref: AdapterRef, memory: Tensor) -> ProcessReads | None:
+        """Has the process begin what ``read`` then goes on with; None if it can't at once. Never waits."""
+        if self._process is None or not self._watch.answers or not is_digest(ref.digest):
+            return None
+        return self._process.begin_at_once(*self._file(ref), memory)
+
+    def read(
+        self,
+        ref: AdapterRef,
+        memory: Tensor,
+        stream: PageStream | None = None,
+        reads: ProcessReads | None = None,
+    ) -> PackedAdapter | None:
         """Reads the adapter into uint8 [packed_num_bytes], and goes on to the device with each chunk if there is a
         ``stream``. None if its file is not there, or no good, or waits behind others on a disk that hangs.
+
+        ``reads``: what ``begin`` has begun, into the same memory. Nothing is written to it once this has ended.
         """
         try:
-            descriptor = self._folder.packed.open(ref.digest, self._layout.name)
-            if descriptor is None:
-                return None
-            with RangeReader(descriptor) as file:
-                packed = self._read(file, ref, memory, stream)
-            self._mark_used(ref.digest)
-            return packed
-        except DiskHangs:
+            packed = self._read(ref, memory, stream, reads)
+        except (DiskHangs, FileNotFoundError):
             return None
         except (PackedFileInvalid, OSError) as error:
             log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
             with suppress(OSError):
                 self._folder.packed.drop(ref.digest, self._layout.name)
             return None
+        self._mark_used(ref.digest)
+        return packed
 
     def save(self, ref: AdapterRef, packed: PackedAdapter, on_end: Callable[[], None]) -> None:
         """Writes the adapter in the background, and calls ``on_end`` on some thread; until then ``packed`` is read.
@@ -170,17 +178,23 @@ class PackedStore:
             self._used.discard(digest)
         self._folder.packed.mark_used(digest, self._layout.name)
 
-    def _read(self, file: RangeReader, ref: AdapterRef, memory: Tensor, stream: PageStream | None) -> PackedAdapter:
+    def _file(self, ref: AdapterRef) -> tuple[Path, PackedName]:
+        return self._folder.packed.path(ref.digest, self._layout.name), packed_name(ref, self._layout)
+
+    def _read(
+        self, ref: AdapterRef, memory: Tensor, stream: PageStream | None, reads: ProcessReads | None
+    ) -> PackedAdapter:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
 
-        chunks = open_chunks(file, ref, memory.numpy(), self._layout)
-        if stream is not None:
-            stream.trace.is_direct = file.is_direct
-            stream.trace.end(LoadPhase.OPENING)
+        def on_open(is_direct: bool, opened_s: float) -> None:
+            if stream is not None:
+                stream.trace.is_direct = is_direct
+                stream.trace.end(LoadPhase.OPENING, opened_s)
+
         with (
             nullcontext() if stream is None else stream.filling(memory),
-            self._reading(file, chunks, memory) as batches,
+            self._reading(ref, memory, reads, on_open) as batches,
         ):
             packed = views() if stream is None else stream.prepare(views)
             for batch in batches:
@@ -190,25 +204,35 @@ class PackedStore:
 
     @contextmanager
     def _reading(
-        self, file: RangeReader, chunks: Sequence[Chunk], memory: Tensor
+        self, ref: AdapterRef, memory: Tensor, begun: ProcessReads | None, on_open: OnOpen
     ) -> Iterator[Iterator[Sequence[ChunkRead]]]:
         """Reads the chunks, which come in batches: by the process, and what that leaves when it dies by threads."""
         with ExitStack() as reading:
-            process = self._process.begin(file, chunks, memory) if self._process is not None else None
-            if process is None:
-                yield reading.enter_context(self._on_threads(file, chunks)).batches()
+            reads = begun
+            if reads is None and self._process is not None:
+                reads = self._process.begin(*self._file(ref), memory)
+            if reads is None:
+                yield self._on_threads(reading, ref, memory, None, on_open)
                 return
-            reading.enter_context(process)
+            reading.enter_context(reads)
 
             def batches() -> Iterator[Sequence[ChunkRead]]:
-                yield from process.batches()
-                if process.left:
-                    yield from reading.enter_context(self._on_threads(file, process.left)).batches()
+                yield from reads.batches(on_open)
+                if reads.left:
+                    yield from self._on_threads(reading, ref, memory, reads.left, on_open)
 
             yield batches()
 
-    def _on_threads(self, file: RangeReader, chunks: Sequence[Chunk]) -> ChunkReads:
-        return ChunkReads(file, chunks, self._readers, self._num_readers, self._watch)
+    def _on_threads(
+        self, reading: ExitStack, ref: AdapterRef, memory: Tensor, left: Collection[range] | None, on_open: OnOpen
+    ) -> Iterator[Sequence[ChunkRead]]:
+        """Reads chunks on threads until ``reading`` ends. ``left``: the places of some; None for all."""
+        path, name = self._file(ref)
+        file = reading.enter_context(RangeReader(open_own_file(path)))
+        chunks = open_chunks(file, name, memory.numpy().data)
+        on_open(file.is_direct, time.perf_counter())
+        some = chunks if left is None else [chunk for chunk in chunks if chunk.place in left]
+        return reading.enter_context(ChunkReads(file, some, self._readers, self._num_readers, self._watch)).batches()
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""
@@ -217,11 +241,11 @@ class PackedStore:
             return
         self._folder.packed.make()
         self._room.take(num_bytes)
-        memory = packed_memory(packed, num_bytes).numpy()
+        memory = packed_memory(packed, num_bytes).numpy().data
         self._folder.packed.write(
             ref.digest,
             self._layout.name,
-            lambda descriptor: write_packed(descriptor, ref, memory, self._layout),
+            lambda descriptor: write_packed(descriptor, packed_name(ref, self._layout), memory),
             lambda: ref.digest not in self._unwanted,
         )
 

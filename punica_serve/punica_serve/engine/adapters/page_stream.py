@@ -157,7 +157,7 @@ class PageStream:
             self._put(start, stop)
         queued_s = time.perf_counter()
         for read in reads:
-            times = ChunkTimes(len(read.chunk.memory), read.begun_s, read.read_s, read.checked_s, queued_s)
+            times = ChunkTimes(len(read.place), read.begun_s, read.read_s, read.checked_s, queued_s)
             self.trace.chunks.append(times)
         self.trace.end(LoadPhase.READING)
 
@@ -176,9 +176,9 @@ class PageStream:
 def _stretches(reads: Sequence[ChunkRead]) -> list[tuple[int, int]]:
     """Where chunks lie, in the order of the memory; those beside each other are one copy."""
     stretches: list[tuple[int, int]] = []
-    for chunk in sorted((read.chunk for read in reads), key=lambda chunk: chunk.start):
-        if stretches and stretches[-1][1] == chunk.start:
-            stretches[-1] = (stretches[-1][0], chunk.stop)
+    for place in sorted((read.place for read in reads), key=lambda place: place.start):
+        if stretches and stretches[-1][1] == place.start:
+            stretches[-1] = (stretches[-1][0], place.stop)
         else:
-            stretches.append((chunk.start, chunk.stop))
+            stretches.append((place.start, place.stop))
     return stretches

@@ -3,6 +3,7 @@ they are hashed.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import local
 
 import torch
@@ -14,12 +15,13 @@ from punica_serve.adapters.folder import begin_load
 from punica_serve.adapters.shared_adapter import origin_digest
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
-from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
-from punica_serve.engine.adapters.load_trace import LoadPhase
+from punica_serve.engine.adapters.host_cache import HostCache, HostCopy, HostRoom
+from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
+from punica_serve.engine.adapters.reader_process import ProcessReads
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 
@@ -31,6 +33,14 @@ _MIN_READERS, _MAX_READERS, _SPARED_CORES = 4, 8, 2
 
 class _NotPacked(Exception):
     """The adapter's packed form is no good."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BegunRead:
+    """A packed adapter that is being read into reserved memory of the host cache."""
+
+    room: HostRoom
+    reads: ProcessReads
 
 
 class AdapterReader:
@@ -55,6 +65,8 @@ class AdapterReader:
         self.num_threads = max(_MIN_READERS, num_hashers)
         self._buffers = local()
         self._hashers = ThreadPoolExecutor(num_hashers, "adapter-hasher")
+        #: Reads that had not ended when the newest one began.
+        self._unfinished: list[Future[HostCopy]] = []
         self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
 
     def start(self, ref: AdapterRef, stream: PageStream | None = None) -> Future[HostCopy]:
@@ -65,9 +77,13 @@ class AdapterReader:
         if self._packed_store is not None:
             self._packed_store.want(ref.digest)
         self._peers.read(ref)
+        begun = None
         if stream is not None:
             stream.begin()
-        return self._threads.submit(self._read, ref, stream)
+            begun = self._begin(ref, stream.trace)
+        future = self._threads.submit(self._read, ref, stream, begun)
+        self._unfinished.append(future)
+        return future
 
     def close(self) -> None:
         """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
@@ -82,10 +98,30 @@ class AdapterReader:
         if self._packed_store is not None:
             self._packed_store.remove(digest)
 
-    def _read(self, ref: AdapterRef, stream: PageStream | None = None) -> HostCopy:
-        if stream is not None:
+    def _begin(self, ref: AdapterRef, trace: LoadTrace) -> _BegunRead | None:
+        """Has an adapter's packed form read while a thread wakes that goes on with it; None if that may not be.
+
+        Never waits. A thread must be free, so that the load is not cancelled before one waits for its reads.
+        """
+        self._unfinished = [future for future in self._unfinished if not future.done()]
+        is_free = len(self._unfinished) < self.num_threads
+        if not is_free or self._packed_store is None or not _has_files(ref):
+            return None
+        trace.end(LoadPhase.READER)
+        room = self._host_cache.reserve(packed_num_bytes(ref.ranks, self._model, self._dtype))
+        if room is None:
+            return None
+        trace.end(LoadPhase.HOST_MEMORY)
+        reads = self._packed_store.begin(ref, room.memory)
+        if reads is None:
+            self._host_cache.give_back(room)
+            return None
+        return _BegunRead(room, reads)
+
+    def _read(self, ref: AdapterRef, stream: PageStream | None = None, begun: _BegunRead | None = None) -> HostCopy:
+        if stream is not None and begun is None:
             stream.trace.end(LoadPhase.READER)
-        if (copy := self._read_packed(ref, stream)) is not None:
+        if (copy := self._read_packed(ref, stream, begun)) is not None:
             return copy
         if stream is not None:
             stream.stop()
@@ -108,22 +144,23 @@ class AdapterReader:
             self._packed_store.save(ref, copy.packed, lambda: self._host_cache.release(copy))
         return copy
 
-    def _read_packed(self, ref: AdapterRef, stream: PageStream | None) -> HostCopy | None:
+    def _read_packed(self, ref: AdapterRef, stream: PageStream | None, begun: _BegunRead | None) -> HostCopy | None:
         """Returns the packed form; None if it is missing or damaged."""
         store = self._packed_store
-        if store is None or not store.has(ref):
+        if store is None or (begun is None and not store.has(ref)):
             return None
+        room, reads = (begun.room, begun.reads) if begun is not None else (None, None)
 
         def read(memory: Tensor) -> PackedAdapter:
-            if stream is not None:
+            if stream is not None and begun is None:
                 stream.trace.end(LoadPhase.HOST_MEMORY)
-            packed = store.read(ref, memory, stream)
+            packed = store.read(ref, memory, stream, reads)
             if packed is None:
                 raise _NotPacked
             return packed
 
         try:
-            copy = self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), read)
+            copy = self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), read, room)
         except _NotPacked:
             return None
         if stream is not None:
@@ -141,6 +178,10 @@ class AdapterReader:
             return unverified.use(lambda adapter: pack_adapter(adapter, self._model, self._dtype, memory))
 
         return self._host_cache.make(ref.digest, num_bytes, pack)
+
+
+def _has_files(ref: AdapterRef) -> bool:
+    return origin_digest(ref) is None and dummy_number(ref) is None
 
 
 def _init_thread(device: torch.device) -> None:

@@ -11,31 +11,85 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from struct import pack
 from types import TracebackType
 
 import msgspec
 from torch import Tensor
 
-from punica_serve.engine.adapters.chunk_process import INVALID, RECORD, ChunkPlace, ReadJob
-from punica_serve.engine.adapters.chunk_reads import ChunkRead
+from punica_serve.engine.adapters.chunk_process import FAILED, INVALID, OPENED, OPENED_DIRECT, RECORD, ReadJob
+from punica_serve.engine.adapters.chunk_reads import ChunkRead, OnOpen
 from punica_serve.engine.adapters.disk_watch import DiskWatch
-from punica_serve.engine.adapters.packed_chunk import Chunk, PackedFileInvalid
-from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
+from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.memory.pinned_memory import HostMemory
 
 log = logging.getLogger(__name__)
 
 _MODULE = "punica_serve.engine.adapters.chunk_process"
+#: Loads that it has at a time, at least as many as there are threads for loads.
+_NUM_LANES = 8
 #: From one start of the process to the next, at least.
 _RESTART_S = 60.0
 #: The records of more chunks than an adapter has.
 _RECORDS_BYTES = 1 << 16
 #: A process that was killed ends within that time, unless it waits for a disk.
 _KILL_S = 1.0
+
+
+class _Child:
+    """A process that was started, and its sockets."""
+
+    def __init__(self, memory: HostMemory, num_threads: int) -> None:
+        """Raises OSError if it can't be started."""
+        with ExitStack() as opened:
+            ours, theirs = zip(*(_socket_pair(opened, socket.SOCK_STREAM) for _ in range(_NUM_LANES)), strict=True)
+            self.control, control = _socket_pair(opened, socket.SOCK_SEQPACKET)
+            self.control.setblocking(False)
+            passed = [each.fileno() for each in (control, *theirs)]
+            command = [sys.executable, "-m", _MODULE, "--control", str(passed[0])]
+            command += ["--lanes", *map(str, passed[1:]), "--memory", str(memory.fd), "--threads", str(num_threads)]
+            command += ["--populate"] if memory.is_whole else []
+            self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(*passed, memory.fd))
+            opened.pop_all()
+            for each in (control, *theirs):
+                each.close()
+        #: Lanes that no load has, by their numbers.
+        self.free_lanes = dict(enumerate(ours))
+        self._is_ready = self._is_dropped = False
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether it has said that it is ready, as far as ``look`` knows, and is not known to have ended."""
+        return self._is_ready and bool(self.free_lanes)
+
+    def look(self) -> None:
+        """Looks whether it is ready."""
+        if not self._is_ready:
+            with suppress(OSError):  # nothing was said yet
+                self._is_ready = bool(self.control.recv(1))
+
+    def kill(self) -> None:
+        self._is_ready = False
+        self.popen.kill()
+
+    def give_back(self, number: int, lane: socket.socket) -> None:
+        """A load has taken all records from its lane."""
+        if self._is_dropped:
+            lane.close()
+        else:
+            self.free_lanes[number] = lane
+
+    def drop(self) -> None:
+        """It has ended. Loads still find the ends of their lanes."""
+        self._is_dropped = True
+        self.control.close()
+        while self.free_lanes:
+            self.free_lanes.popitem()[1].close()
 
 
 class ReaderProcess:
@@ -46,27 +100,28 @@ class ReaderProcess:
         self._memory = memory
         self._num_threads = num_threads
         self._watch = watch
+        #: Guards the process and its lanes.
         self._lock = threading.Lock()
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._is_ready = self._is_closed = False
+        self._child: _Child | None = None
+        self._is_closed = False
         self._started_s = float("-inf")
 
-    def begin(self, file: RangeReader, chunks: Sequence[Chunk], memory: Tensor) -> "ProcessReads | None":
-        """The reads of an adapter into ``memory``, uint8; None if the process can't read now, or not into that."""
-        offset = self._memory.file_offset(memory)
-        if offset is None:
-            return None
-        places = tuple(ChunkPlace(chunk.start, len(chunk.memory), chunk.checksum) for chunk in chunks)
-        job = msgspec.msgpack.encode(ReadJob(offset, places))
+    def begin(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
+        """Has an adapter read into ``memory``, uint8; None if the process can't now, or not into that.
+
+        Starts the process if it is time.
+        """
         with self._lock:
-            control = self._ready_control()
-            if control is None:
-                return None
-            answers = _send_job(control, job, file.descriptors)
-            if answers is None:
-                return None
-            return ProcessReads(answers, chunks, self._watch, partial(self._kill, self._popen))
+            return self._send(path, name, memory) if self._look() else None
+
+    def begin_at_once(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
+        """The same by a process that is ready. Never waits, nor starts anything: None also while others are at it."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._send(path, name, memory)
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Ends the process. Loads that it has not finished have to go on elsewhere."""
@@ -74,71 +129,82 @@ class ReaderProcess:
             self._is_closed = True
             self._end()
 
-    def _kill(self, silent: "subprocess.Popen[bytes] | None") -> None:
+    def _send(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
+        offset, child, places = self._memory.file_offset(memory), self._child, chunk_ranges(memory.nbytes)
+        if offset is None or child is None or not child.takes_jobs or not places:
+            return None
+        number, lane = child.free_lanes.popitem()
+        job = msgspec.msgpack.encode(ReadJob(number, str(path), name, offset, memory.nbytes))
+        try:
+            child.control.send(job)
+        except OSError:  # it has just died, or takes no more
+            child.free_lanes[number] = lane
+            return None
+        return ProcessReads(
+            lane, places, self._watch, partial(self._kill, child), partial(self._end_load, child, number)
+        )
+
+    def _end_load(self, child: _Child, number: int, lane: socket.socket) -> None:
+        with self._lock:
+            child.give_back(number, lane)
+
+    def _kill(self, silent: _Child) -> None:
         """Ends a process that does not answer."""
         with self._lock:
-            if silent is self._popen:  # no other load has
+            if silent is self._child:  # no other load has
                 log.warning("the process that reads packed adapters does not answer and is killed")
                 self._end()
 
     def _end(self) -> None:
-        if self._popen is not None:
-            self._is_ready = False
-            self._popen.kill()
+        if self._child is not None:
+            self._child.kill()
             with suppress(subprocess.TimeoutExpired):  # it waits for a disk
-                self._popen.wait(_KILL_S)
-                self._drop()
+                self._child.popen.wait(_KILL_S)
+                self._drop(self._child)
 
-    def _ready_control(self) -> socket.socket | None:
-        """Where jobs go. None while there is no process that takes them; one is started if it is time."""
-        if self._popen is not None and (status := self._popen.poll()) is not None:
+    def _look(self) -> bool:
+        """Whether there is a process that takes jobs. One is started if it is time."""
+        if self._child is not None and (status := self._child.popen.poll()) is not None:
             log.warning("the process that reads packed adapters ended with status %d; threads read meanwhile", status)
-            self._drop()
-        if self._popen is None and not self._is_closed and time.monotonic() >= self._started_s + _RESTART_S:
+            self._drop(self._child)
+        if self._child is None and not self._is_closed and time.monotonic() >= self._started_s + _RESTART_S:
             self._start()
-        if self._control is not None and not self._is_ready:
-            with suppress(OSError):  # nothing was said yet
-                self._is_ready = bool(self._control.recv(1))
-        return self._control if self._is_ready else None
+        if self._child is not None:
+            self._child.look()
+        return self._child is not None and self._child.takes_jobs
 
     def _start(self) -> None:
         self._started_s = time.monotonic()
-        with ExitStack() as opened:
-            try:
-                control, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                control.setblocking(False)
-                self._popen = self._open(theirs.fileno())
-            except OSError as error:
-                log.warning("no process can be started to read packed adapters, so threads do: %s", error)
-                return
-            opened.pop_all()
-            theirs.close()
-            self._control = control
+        try:
+            self._child = _Child(self._memory, self._num_threads)
+        except OSError as error:
+            log.warning("no process can be started to read packed adapters, so threads do: %s", error)
 
-    def _open(self, control: int) -> "subprocess.Popen[bytes]":
-        fds = (control, self._memory.fd)
-        command = [sys.executable, "-m", _MODULE, "--control", str(fds[0]), "--memory", str(fds[1])]
-        command += ["--threads", str(self._num_threads), *(["--populate"] if self._memory.is_whole else [])]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
-
-    def _drop(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        self._popen = self._control = None
-        self._is_ready = False
+    def _drop(self, child: _Child) -> None:
+        child.drop()
+        self._child = None
 
 
 class ProcessReads:
     """The reads of one adapter by the process. Within ``with`` it writes to the memory, and when that ends no more."""
 
     def __init__(
-        self, answers: socket.socket, chunks: Sequence[Chunk], watch: DiskWatch, kill: Callable[[], None]
+        self,
+        lane: socket.socket,
+        places: Sequence[range],
+        watch: DiskWatch,
+        kill: Callable[[], None],
+        end: Callable[[socket.socket], None],
     ) -> None:
-        """Takes over the socket ``answers``. ``kill``: ends the process, which does not answer."""
-        self._answers = answers
-        self._left = dict(enumerate(chunks))
+        """``places``: the chunks' in the memory. ``kill``: ends the process, which does not answer.
+
+        ``end`` gets the lane once there is nothing more to come.
+        """
+        self._lane = lane
+        self._left = dict(enumerate(places))
         self._watch = watch
         self._kill = kill
+        self._end = end
         self._has_ended = False
         self._error: Exception | None = None
 
@@ -148,26 +214,29 @@ class ProcessReads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for _ in self._batches():
+        for _ in self._batches(lambda *_: None):
             pass
-        self._answers.close()
+        self._end(self._lane)
 
     @property
-    def left(self) -> list[Chunk]:
-        """Chunks that were not read, after ``batches``: the process has died."""
-        return list(self._left.values())
+    def left(self) -> Collection[range]:
+        """Places of chunks that were not read, after ``batches``: the process has died."""
+        return self._left.values()
 
-    def batches(self) -> Iterator[list[ChunkRead]]:
-        """The chunks, in batches as they come. Raises PackedFileInvalid or OSError if one is damaged or not read."""
-        yield from self._batches()
+    def batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
+        """The chunks, in batches as they come, the last of them at once: without waiting for more.
+
+        Raises PackedFileInvalid or OSError if the file or a chunk is damaged, or can't be read.
+        """
+        yield from self._batches(on_open)
         if self._error is not None:
             raise self._error
 
-    def _batches(self) -> Iterator[list[ChunkRead]]:
-        """The chunks that come until the process, or the system once all its threads have ended, closes the socket."""
+    def _batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
+        """The chunks that come until all have, or a failure, or the system has ended all threads of the process."""
         since_s, is_killed = time.perf_counter(), False
         with ExitStack() as hanging:
-            while not self._has_ended:
+            while self._left and not self._has_ended:
                 patience_s = _KILL_S if is_killed else self._watch.patience_s(since_s)
                 if patience_s <= 0:
                     self._kill()
@@ -177,42 +246,38 @@ class ProcessReads:
                 if records is None and is_killed:
                     hanging.enter_context(self._watch.hanging())
                     records = self._receive(None)
-                if records:
-                    yield self._take(records)
+                if records and (reads := self._take(records, on_open)):
+                    yield reads
 
     def _receive(self, timeout_s: float | None) -> bytes | None:
         """Records, none at the end; None after the timeout. One call of the system, which gives the GIL up once."""
         timeout_us = 0 if timeout_s is None else int(1e6 * timeout_s) + 1  # 0: none
-        self._answers.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pack("ll", *divmod(timeout_us, 1_000_000)))
+        self._lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pack("ll", *divmod(timeout_us, 1_000_000)))
         try:
-            records = self._answers.recv(_RECORDS_BYTES)
+            records = self._lane.recv(_RECORDS_BYTES)
         except BlockingIOError:
             return None
         self._has_ended = not records
         return records
 
-    def _take(self, records: bytes) -> list[ChunkRead]:
+    def _take(self, records: bytes, on_open: OnOpen) -> list[ChunkRead]:
         reads = []
         for number, error, begun_s, read_s, checked_s in RECORD.iter_unpack(records):
-            if error:
-                self._error = _error_of(error)
+            if number == FAILED:
+                self._error, self._has_ended = _error_of(error), True
+            elif number in (OPENED, OPENED_DIRECT):
+                on_open(number == OPENED_DIRECT, begun_s)
             else:
                 self._watch.newest_chunk_s = checked_s
                 reads.append(ChunkRead(self._left.pop(number), begun_s, read_s, checked_s))
         return reads
 
 
-def _send_job(control: socket.socket, job: bytes, descriptors: Sequence[int]) -> socket.socket | None:
-    """Where the process will answer; None if it has just died, or takes no more."""
-    with ExitStack() as opened, suppress(OSError):
-        ours, theirs = socket.socketpair()
-        opened.enter_context(theirs)
-        opened.callback(ours.close)
-        socket.send_fds(control, [job], [theirs.fileno(), *descriptors])
-        opened.pop_all()
-        theirs.close()
-        return ours
-    return None
+def _socket_pair(opened: ExitStack, kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for each in pair:
+        opened.enter_context(each)
+    return pair
 
 
 def _error_of(number: int) -> Exception:

@@ -6,7 +6,6 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import chunk_reads, packed_chunk, packed_file, packed_store
 from punica_serve.engine.adapters.packed_file import PackedLayout
+from punica_serve.engine.adapters.packed_header import MAX_READERS, MIN_CHUNKS, chunk_ranges
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.protocol import AdapterRef
 
@@ -27,18 +27,17 @@ def test_a_file_is_the_memory_behind_a_header(folder: Path, model: ModelConfig, 
     copy = held(worker, ref)
     content = file.read_bytes()[4096:]
     assert content == packed_memory(copy.packed, copy.num_bytes).numpy().tobytes()
-    chunks = list(packed_file._chunks(np.frombuffer(content, dtype=np.uint8)))
-    assert 8 < len(chunks) <= packed_file.MIN_CHUNKS and all(start % 4096 == 0 for start, _ in chunks)
-    assert b"".join(chunk for _, chunk in chunks) == content
+    places = chunk_ranges(len(content))
+    assert 8 < len(places) <= MIN_CHUNKS and all(place.start % 4096 == 0 for place in places)
+    assert [place.stop for place in places] == [*(place.start for place in places[1:]), len(content)]
 
 
 @pytest.mark.parametrize("megabytes", [80, 320, 640, 2000])
 def test_threads_share_the_chunks_of_large_adapters_evenly(megabytes: int) -> None:
     """A last round of fewer chunks would leave threads idle."""
-    memory = np.empty(megabytes * 1_000_000, dtype=np.uint8)  # nothing touches it, so the system gives no pages for it
-    sizes = [len(chunk) for _, chunk in packed_file._chunks(memory)]
-    assert sum(sizes) == len(memory) and len(sizes) % packed_file.MAX_READERS == 0
-    assert len(sizes) >= packed_file.MIN_CHUNKS and min(sizes) > 0.9 * max(sizes)
+    sizes = [len(place) for place in chunk_ranges(megabytes * 1_000_000)]
+    assert sum(sizes) == megabytes * 1_000_000 and len(sizes) % MAX_READERS == 0
+    assert len(sizes) >= MIN_CHUNKS and min(sizes) > 0.9 * max(sizes)
 
 
 def test_after_a_damaged_chunk_no_other_is_begun(
@@ -54,7 +53,7 @@ def test_after_a_damaged_chunk_no_other_is_begun(
     original = packed_chunk.read_chunk
 
     def read(file: Any, chunk: Any) -> None:
-        starts.append(chunk.start)
+        starts.append(chunk.place.start)
         original(file, chunk)
 
     monkeypatch.setattr(chunk_reads, "read_chunk", read)
