@@ -25,6 +25,7 @@ import msgspec
 from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
 from punica_serve.engine.adapters.packed_header import PackedName, open_chunks
 from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.engine.memory.page_mapping import map_pages
 from punica_serve.process.private_files import open_own_file
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -37,7 +38,7 @@ OPENED, OPENED_DIRECT, FAILED = -1, -2, -3
 INVALID = -1
 _PR_SET_PDEATHSIG = 1
 _NICE = 19
-_MADV_POPULATE_WRITE, _POPULATED_BYTES = 23, 64 << 20
+_MAPPED_BYTES = 64 << 20
 
 
 class ReadJob(msgspec.Struct, frozen=True, array_like=True):
@@ -130,8 +131,8 @@ def main(arguments: list[str]) -> None:
     mapping = mmap.mmap(options.memory, 0)
     memory, control = memoryview(mapping), socket.socket(fileno=options.control)
     lanes = [socket.socket(fileno=fd) for fd in options.lanes]
-    if options.populate:
-        threading.Thread(target=_populate, args=(mapping,), daemon=True).start()
+    if options.map:
+        threading.Thread(target=_map, args=(mapping,), daemon=True).start()
     with ThreadPoolExecutor(options.threads) as threads:
         control.send(b"r")
         while message := control.recv(MAX_MESSAGE_BYTES):
@@ -141,17 +142,11 @@ def main(arguments: list[str]) -> None:
         os._exit(0)  # the worker is gone
 
 
-def _populate(memory: mmap.mmap) -> None:
-    """Maps all pages, behind everything else: a read would map each of them at its first use.
-
-    Linux can since 5.14.
-    """
+def _map(memory: mmap.mmap) -> None:
+    """Maps all pages, behind everything else: a read would map each of them at its first use."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    advise, address = ctypes.CDLL(None).madvise, ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for start in range(0, len(memory), _POPULATED_BYTES):
-        num_bytes = min(_POPULATED_BYTES, len(memory) - start)
-        if advise(ctypes.c_void_p(address + start), ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE):
-            return
+    for _ in map_pages(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory), _MAPPED_BYTES):
+        pass
 
 
 def _parse(arguments: list[str]) -> Namespace:
@@ -160,7 +155,7 @@ def _parse(arguments: list[str]) -> Namespace:
     parser.add_argument("--lanes", required=True, type=int, nargs="+", help="the sockets of records")
     parser.add_argument("--memory", required=True, type=int, help="the file of the host cache's memory")
     parser.add_argument("--threads", required=True, type=int)
-    parser.add_argument("--populate", action="store_true", help="all pages of the memory are there already")
+    parser.add_argument("--map", action="store_true", help="all pages of the memory are there already")
     return parser.parse_args(arguments)
 
 

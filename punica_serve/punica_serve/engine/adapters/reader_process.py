@@ -53,7 +53,7 @@ class _Child:
             passed = [each.fileno() for each in (control, *theirs)]
             command = [sys.executable, "-m", _MODULE, "--control", str(passed[0])]
             command += ["--lanes", *map(str, passed[1:]), "--memory", str(memory.fd), "--threads", str(num_threads)]
-            command += ["--populate"] if memory.is_whole else []
+            command += ["--map"] if memory.is_whole else []
             self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(*passed, memory.fd))
             opened.pop_all()
             for each in (control, *theirs):

@@ -25,6 +25,7 @@ from punica_kernels.exchange_words import done_word
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, ExchangeShape, JobWords
 from punica_serve.engine.cpu_assist.life_word import shown_alive
 from punica_serve.engine.cpu_assist.lora_share import HostShare, LayerShare
+from punica_serve.engine.memory.page_mapping import map_pages
 
 _PR_SET_PDEATHSIG = 1
 #: A step that has not gone on for this long will not, even if nobody says that it has ended.
@@ -106,14 +107,8 @@ def main(arguments: list[str]) -> None:
     shape = msgspec.json.decode(options.shape, type=ExchangeShape)
     memory = ExchangeMemory(_open(options.exchange, mmap.MAP_SHARED | mmap.MAP_POPULATE), shape)
     host = _open(options.host, mmap.MAP_SHARED)
-    _serve(AssistProcess(options.number, memory, host), map_pages(host) if options.map_host else iter(()))
-
-
-def map_pages(memory: Tensor) -> Iterator[None]:
-    """Maps memory whose pages exist, part after part, by reading some of each page. ``memory``: uint8."""
-    for start in range(0, len(memory), _MAPPED_BYTES):
-        memory[start : start + _MAPPED_BYTES : mmap.PAGESIZE].max()
-        yield
+    mapping = map_pages(host.data_ptr(), len(host), _MAPPED_BYTES) if options.map_host else iter(())
+    _serve(AssistProcess(options.number, memory, host), mapping)
 
 
 @torch.inference_mode()

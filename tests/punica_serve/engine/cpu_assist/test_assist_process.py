@@ -1,8 +1,6 @@
 """Processes that divide the weights of a job: what they add, and how they leave a job that does not go on."""
 
-import mmap
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +19,6 @@ from punica_serve.engine.adapters.packing import PackedAdapter, PackedGroup, pac
 from punica_serve.engine.adapters.random_pages import pack_random, repeated_noise
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assist_job import AssistJob, WaitLimits
-from punica_serve.engine.cpu_assist.assist_process import map_pages
 from punica_serve.engine.cpu_assist.assistant import CpuAssist, open_cpu_assist
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.memory.pinned_memory import HostMemory
@@ -168,19 +165,6 @@ def _wait_for(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
-
-
-def test_memory_that_is_mapped_is_read_without_page_faults() -> None:
-    num_bytes = 32 << 20
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, num_bytes)
-    torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8).fill_(1)
-    memory = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
-    os.close(fd)
-    assert len(list(map_pages(memory))) == 32
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    memory[:: mmap.PAGESIZE].max()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100
 
 
 def test_processes_have_no_memory_handed_out_that_nobody_uses(helpers: Helpers) -> None:
