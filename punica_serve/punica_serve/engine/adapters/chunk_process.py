@@ -22,7 +22,7 @@ from struct import Struct
 
 import msgspec
 
-from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packed_header import PackedName, open_chunks
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.memory.page_mapping import map_pages
@@ -99,9 +99,7 @@ class _Reads:
                 return
             assert self._file is not None, "else no chunk waits"
             begun_s = time.perf_counter()
-            read_chunk(self._file, chunk)
-            read_s = time.perf_counter()
-            check_chunk(chunk)
+            read_s = begun_s + read_checked(self._file, chunk)
             self._answer(number, 0, begun_s, read_s, time.perf_counter())
 
     def _try(self, part: Callable[[], None]) -> None:

@@ -33,6 +33,7 @@ class ChunkRead:
     place: range
     #: A thread begins to read it.
     begun_s: float
+    #: Or would have been read then, if no piece of it had been checked between.
     read_s: float
     checked_s: float
 
