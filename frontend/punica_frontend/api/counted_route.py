@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from punica_frontend.api.json_request import JsonRequest
 from punica_frontend.metrics.metrics import Metrics
 from punica_serve.errors import InvalidRequest
 
@@ -36,7 +37,7 @@ def _route(on_refused: Callable[[], None], refusal: Refusal | None) -> type[APIR
 
             async def counted(request: Request) -> Response:
                 try:
-                    return await handle(request)
+                    return await handle(JsonRequest(request.scope, request.receive))
                 except (RequestValidationError, HTTPException) as error:
                     on_refused()
                     if refusal and not _is_of_transport(error):

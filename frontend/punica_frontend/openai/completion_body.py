@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation
 from pydantic_core import PydanticCustomError
 
-from punica_frontend.api.schemas import MAX_LOGPROBS, whole_characters
+from punica_frontend.api.schemas import MAX_LOGPROBS, are_integers, whole_characters
 from punica_frontend.fields.lists import NEUTRAL_WITH_SPECIAL_TOKENS, FieldLists
 from punica_frontend.generation.choices import MAX_CHOICES
 from punica_frontend.openai.sampling_body import SamplingBody
@@ -13,8 +13,10 @@ from punica_frontend.openai.sampling_body import SamplingBody
 
 def _as_prompts(value: Any) -> Any:
     """Accepts one prompt or several. Checked by hand, because a union's errors would name internal types."""
-    if isinstance(value, str) or _are_ids(value):
+    if isinstance(value, str):
         value = [value]
+    elif _are_ids(value):
+        return [value]
     if not isinstance(value, list) or not all(isinstance(prompt, str) or _are_ids(prompt) for prompt in value):
         message = "Input should be a string, a list of strings, a list of token ids, or a list of such lists"
         raise PydanticCustomError("prompt_type", message)
@@ -22,7 +24,7 @@ def _as_prompts(value: Any) -> Any:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) == {int}
+    return isinstance(value, list) and bool(value) and are_integers(value)
 
 
 class CompletionBody(SamplingBody):
@@ -31,7 +33,7 @@ class CompletionBody(SamplingBody):
     )
 
     prompt: Annotated[
-        list[str | list[int]],
+        list[SkipValidation[str | list[int]]],  # `_as_prompts` has looked at every id
         Field(min_length=1, max_length=MAX_CHOICES),
         BeforeValidator(_as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
     ] = Field(description="One prompt or several, as text or as token ids.", examples=["42"])

@@ -104,7 +104,8 @@ class RequestPlanner:
 
     def _fields(self, body: SamplingBody, adapter: AdapterVersion | None, **fields: Any) -> GenerateFields:
         lora_id = lora_id_of(body.model, self._base_name) if adapter else None
-        return GenerateFields(lora_id=lora_id, **body.native_fields(), **fields)
+        # The body's checks are those of GenerateFields, and token ids come from them or from the tokenizer.
+        return GenerateFields.model_construct(lora_id=lora_id, **body.native_fields(), **fields)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
