@@ -19,6 +19,8 @@ SHARED_BYTES = 4096
 
 #: The share of the budget that pinned adapters may take. The rest is for all others.
 _MAX_PINNED_SHARE = 0.5
+#: Adapters that one call of the step loop evicts.
+_MAX_EVICTED = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -126,9 +128,12 @@ class HostCache:
             return copy
 
     def reserve(self, num_bytes: int) -> HostRoom | None:
-        """Memory for ``make`` or ``give_back``; None if none is free. Evicts nothing, so it takes microseconds."""
+        """Memory for ``make`` or ``give_back``; None if a few evictions don't give it. ``make`` evicts more.
+
+        It takes some microseconds, so the step loop may call it.
+        """
         with self._lock:
-            return self._room(self._arena.allocate(num_bytes), num_bytes)
+            return self._room(self._take(num_bytes, _MAX_EVICTED), num_bytes)
 
     def give_back(self, room: HostRoom) -> None:
         """Frees reserved memory, which nobody uses any more."""
@@ -184,16 +189,20 @@ class HostCache:
         """Unpins the memory. No copy from it may be in flight."""
         self._memory.close()
 
-    def _take(self, num_bytes: int) -> int | None:
+    def _take(self, num_bytes: int, max_evicted: int | None = None) -> int | None:
         """Allocates memory, and evicts adapters for it that are neither held nor pinned. None if that is not enough."""
         if not self._arena.could_fit(num_bytes):
             return None
+        num_evicted = 0
         while (start := self._arena.allocate(num_bytes)) is None:
+            if num_evicted == max_evicted:
+                return None
             unused = (copy for copy in self._copies.values() if not copy.refcount)
             oldest = next((copy for copy in unused if copy.digest not in self._pinned), None)
             if oldest is None:
                 return None
             self._free(self._copies.pop(oldest.digest))
+            num_evicted += 1
         return start
 
     def _room(self, start: int | None, num_bytes: int) -> HostRoom | None:

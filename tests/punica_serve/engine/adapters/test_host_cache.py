@@ -139,3 +139,40 @@ def test_digests_that_share_bytes_keep_them_here(cache: HostCache) -> None:
     assert _holds(cache, "a", "b") and "same" not in cache
     with pytest.raises(StoreUnavailable, match="whose bytes other shares is not in host memory"):
         cache.share("other", "gone")
+
+
+def test_reserved_memory_is_an_adapters_or_given_back(cache: HostCache) -> None:
+    def pack(memory: Tensor) -> PackedAdapter:
+        return PackedAdapter({"o": PackedGroup(memory.fill_(ord("b")), memory)})
+
+    room = cache.reserve(6 * PAGE)
+    assert room is not None and len(room.memory) == 6 * PAGE and cache.used_bytes == 6 * PAGE
+    assert cache.reserve(6 * PAGE) is None
+    cache.give_back(room)
+    cache.release(_make(cache, "a", 10))
+    room = cache.reserve(10 * PAGE)
+    assert room is not None and "a" not in cache
+    copy = cache.make("b", 10 * PAGE, pack, room)
+    assert copy.packed.groups["o"].a.data_ptr() == room.memory.data_ptr() and _holds(cache, "b")
+    cache.release(copy)
+    cache.evict("b")
+    assert cache.used_bytes == 0
+
+
+def test_reserved_memory_is_free_again_after_an_error(cache: HostCache) -> None:
+    def fail(_: Tensor) -> PackedAdapter:
+        raise ValueError("its files are wrong")
+
+    room = cache.reserve(10 * PAGE)
+    with pytest.raises(ValueError, match="wrong"):
+        cache.make("a", 10 * PAGE, fail, room)
+    assert cache.used_bytes == 0 and "a" not in cache
+
+
+def test_only_a_few_are_evicted_for_reserved_memory(cache: HostCache) -> None:
+    """The step loop reserves it. Whoever has more time goes on."""
+    for digest in "abcdefghij":
+        cache.release(_make(cache, digest, 1))
+    assert cache.reserve(6 * PAGE) is None and len(cache.digests) == 6
+    cache.release(_make(cache, "k", 6))
+    assert _holds(cache, "g", "h", "i", "j", "k")

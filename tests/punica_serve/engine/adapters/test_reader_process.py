@@ -233,14 +233,18 @@ def test_what_was_begun_is_given_back_without_a_packed_file(
     assert not caplog.records and worker.cache.used_bytes < 2 * made.num_bytes and len(lanes_of(worker)) == _NUM_LANES
 
 
-def test_a_load_for_which_others_must_be_evicted_is_begun_by_a_thread(
-    folder: Path, model: ModelConfig, ref: AdapterRef, made: HostCopy, thread_reads: list[int]
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_full_cache_has_room_for_what_is_begun_unless_others_hold_it(
+    folder: Path, model: ModelConfig, ref: AdapterRef, made: HostCopy, thread_reads: list[int], is_held: bool
 ) -> None:
     worker = Worker(folder, model, shared=HostMemory(made.num_bytes + 4096, is_shared=True))
     wait_until_ready(process_of(worker))
-    worker.cache.release(worker.cache.make("other", made.num_bytes, lambda _: made.packed))
-    assert equal(streaming(model)(worker, ref).result(DEADLINE_S), made) and not thread_reads
-    assert "other" not in worker.cache
+    other = worker.cache.make("other", made.num_bytes, lambda _: made.packed)
+    if not is_held:
+        worker.cache.release(other)
+    copy = streaming(model)(worker, ref).result(DEADLINE_S)
+    assert equal(copy, made) and bool(thread_reads) is ("other" in worker.cache) is is_held
+    assert (copy.start is None) is is_held
     worker.reader.close()
 
 
