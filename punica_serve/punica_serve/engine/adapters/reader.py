@@ -65,8 +65,8 @@ class AdapterReader:
         self.num_threads = max(_MIN_READERS, num_hashers)
         self._buffers = local()
         self._hashers = ThreadPoolExecutor(num_hashers, "adapter-hasher")
-        #: Reads that had not ended when the newest one began.
-        self._unfinished: list[Future[HostCopy]] = []
+        #: Reads that have not ended. Others are not kept, nor the adapters that they have.
+        self._unfinished: set[Future[HostCopy]] = set()
         self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
 
     def start(self, ref: AdapterRef, stream: PageStream | None = None) -> Future[HostCopy]:
@@ -82,7 +82,8 @@ class AdapterReader:
             stream.begin()
             begun = self._begin(ref, stream.trace)
         future = self._threads.submit(self._read, ref, stream, begun)
-        self._unfinished.append(future)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
         return future
 
     def close(self) -> None:
@@ -103,7 +104,6 @@ class AdapterReader:
 
         Never waits. A thread must be free, so that the load is not cancelled before one waits for its reads.
         """
-        self._unfinished = [future for future in self._unfinished if not future.done()]
         is_free = len(self._unfinished) < self.num_threads
         if not is_free or self._packed_store is None or not _has_files(ref):
             return None

@@ -1,5 +1,7 @@
+import asyncio
 import cProfile
 import pstats
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import AdapterRef
-from waits import DEADLINE_S
+from waits import DEADLINE_S, until
 
 CPU = torch.device("cpu")
 
@@ -34,6 +36,17 @@ def test_a_failed_read_leaves_no_trace(tiny_model: ModelConfig, make_adapter: Ca
     with pytest.raises(AdapterRejected, match="changed on disk"):
         reader.start(ref).result(DEADLINE_S)
     assert cache.used_bytes == 0
+    reader.close()
+
+
+def test_a_read_that_has_ended_is_not_kept(tiny_model: ModelConfig, make_adapter: Callable[..., AdapterRef]) -> None:
+    """Its adapter may lie outside the cache, in memory that only those have who hold it."""
+    reader = AdapterReader(HostCache(HostMemory(4096)), tiny_model, torch.float32, CPU)
+    read = reader.start(make_adapter())
+    assert read.result(DEADLINE_S).start is None
+    kept = weakref.ref(read)
+    del read
+    asyncio.run(until(lambda: kept() is None))
     reader.close()
 
 
