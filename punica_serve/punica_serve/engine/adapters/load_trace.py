@@ -62,9 +62,6 @@ class LoadTrace:
         """The phase ends now, or has ended by ``time.perf_counter`` in seconds, unless it ends once more."""
         self._ends_s[phase] = time.perf_counter() if end_s is None else end_s
 
-    def end_of(self, phase: LoadPhase) -> float | None:
-        return self._ends_s.get(phase)
-
     @property
     def spans(self) -> tuple[LoadSpan, ...]:
         """The phases that have ended, each from the end of the one before it."""

@@ -19,11 +19,11 @@ _NOT_SO = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 class RangeReader:
     """One open file, for any number of threads. ``with`` closes it."""
 
-    def __init__(self, descriptor: int, direct: int | None = None) -> None:
-        """Takes over the descriptors. ``direct``: of another reader of the file."""
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int) -> None:
+        """Takes over the descriptor."""
+        self._descriptor = descriptor
         #: The same file for direct reads; None if the page cache has it, or they don't work.
-        self._direct = direct
+        self._direct: int | None = None
 
     def __enter__(self) -> "RangeReader":
         return self
@@ -34,13 +34,9 @@ class RangeReader:
         self.close()
 
     def close(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What another process needs to read the same way, in the order of the constructor."""
-        return (self.descriptor,) if self._direct is None else (self.descriptor, self._direct)
+        os.close(self._descriptor)
+        if self._direct is not None:
+            os.close(self._direct)
 
     @property
     def is_direct(self) -> bool:
@@ -48,21 +44,21 @@ class RangeReader:
         return self._direct is not None
 
     def num_bytes(self) -> int:
-        return os.fstat(self.descriptor).st_size
+        return os.fstat(self._descriptor).st_size
 
     def read_start(self, num_bytes: int) -> bytes:
         """The file's first bytes. Decides how ``read`` reads. Raises OSError."""
         if _NOWAIT is not None and _DIRECT is not None and not self._is_cached(num_bytes):
             try:
-                self._direct = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
+                self._direct = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
             except OSError:
                 self._direct = None
-        return os.pread(self.descriptor, num_bytes, 0)
+        return os.pread(self._descriptor, num_bytes, 0)
 
     def read(self, memory: memoryview, offset: int) -> int:
         """Reads the file from ``offset``, a multiple of 4 KiB. The bytes read: fewer at its end. Raises OSError."""
         done = self._read_direct(self._direct, memory, offset) if self._direct is not None else 0
-        while done < len(memory) and (num_bytes := os.preadv(self.descriptor, [memory[done:]], offset + done)):
+        while done < len(memory) and (num_bytes := os.preadv(self._descriptor, [memory[done:]], offset + done)):
             done += num_bytes
         return done
 
@@ -70,7 +66,7 @@ class RangeReader:
         """Whether the page cache has the file's start, or can't tell."""
         assert _NOWAIT is not None
         try:
-            os.preadv(self.descriptor, [bytearray(num_bytes)], 0, _NOWAIT)
+            os.preadv(self._descriptor, [bytearray(num_bytes)], 0, _NOWAIT)
         except BlockingIOError:
             return False
         except OSError as error:

@@ -70,7 +70,7 @@ def test_a_disk_is_read_in_one_piece(
 
     def read(memory: memoryview, offset: int) -> int:
         sizes.append(len(memory))
-        return os.preadv(file.descriptor, [memory], offset)
+        return os.preadv(file._descriptor, [memory], offset)
 
     monkeypatch.setattr(RangeReader, "is_direct", is_direct)
     monkeypatch.setattr(file, "read", read)
