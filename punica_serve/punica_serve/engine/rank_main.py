@@ -113,7 +113,7 @@ class _Leader:
         return self._has_ended.wait(timeout_s)
 
     def options(self) -> RankOptions:
-        """What this rank serves. Its thread ends the process if nobody says it in time."""
+        """This rank's settings. The thread ends the process if nobody tells them in time."""
         return self._options.get(timeout=_OPTIONS_TIMEOUT_S)
 
     def address(self) -> tuple[str, int]:
@@ -157,7 +157,7 @@ class _Leader:
 
 
 def _await_options() -> RankOptions:
-    """What the parent writes. Ends the process if the parent has ended before, or does not write it in time."""
+    """Reads the settings that the parent writes. Ends the process if it has ended before, or does not write in time."""
     try:
         said = _read_all(sys.stdin.fileno(), _OPTIONS_TIMEOUT_S)
         if not said:

@@ -126,7 +126,7 @@ def dial(rendezvous: Rendezvous, silence_timeout_s: float) -> TcpConnection:
 
 
 def _proof(key: bytes, role: bytes, hosts: bytes, leaders: bytes) -> bytes:
-    """Of both nonces, so that none holds twice, and by role, so that neither end can send the other's back."""
+    """Hashes both nonces, so that none holds twice, and the role, so that neither end can send the other's back."""
     return hmac.digest(key, b"punica group " + role + hosts + leaders, "sha256")
 
 

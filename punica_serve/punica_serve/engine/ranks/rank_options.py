@@ -1,4 +1,4 @@
-"""What a rank's process serves, which its parent tells it once it knows. Free of torch."""
+"""The settings of a rank's process, which its parent tells it once it knows them. Free of torch."""
 
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings

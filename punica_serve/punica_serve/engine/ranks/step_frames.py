@@ -56,7 +56,7 @@ class _Known:
         return (sequence.num_cached, sequence.num_in_flight) != (self.num_cached, self.num_in_flight)
 
     def expect(self, num_cached: int, num_in_flight: int) -> None:
-        """What the ranks expect at the next step."""
+        """Records what the ranks expect at the next step."""
         self.num_cached, self.num_in_flight = num_cached, num_in_flight
 
     def new_pages(self, sequence: Sequence) -> list[int]:

@@ -118,7 +118,7 @@ def test_a_decode_brings_only_what_no_rank_expects() -> None:
         sequence.num_cached, sequence.pages[:] = 2, [number]
 
     def num_words(plan: StepPlan) -> int:
-        """Of the step's frame. Each sequence has a token after it."""
+        """Counts those of the step's frame. Each sequence has a token after it."""
         words = encoder.encode(plan)
         assert _seen(decoder.decode(tuple(words))) == _seen(plan)
         plan.advance()
