@@ -1,7 +1,7 @@
 """The SGMV kernels in Triton: on a GPU, or in Triton's interpreter on small shapes where there is none."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -111,7 +111,7 @@ def test_rows_of_every_number_of_rank_blocks(make_case: MakeCase, relative_error
     """For outputs this wide, a row multiplies 1 to 4 rank blocks at once, and 5 to 8 in two turns."""
     ranks = list(range(16, 129, 16))
     case = make_case([1] * len(ranks), ranks, slice_widths=(128, 72))
-    assert expand_config(case.table.shape, 2, 128).log2_blocks == 2
+    assert expand_config(case.table.shape, 2, 128, 4).log2_blocks == 2
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
@@ -125,7 +125,7 @@ def test_room_for_the_highest_ranks_changes_no_launch() -> None:
     for rows, segments in ((1, 1), (32, 32), (543, 34)):
         usual, wide = (LoraTableShape(rows, segments, pages) for pages in (16, 32))
         assert shrink_config(usual, 4096, 3) == shrink_config(wide, 4096, 3)
-        assert expand_config(usual, 3, 4096) == expand_config(wide, 3, 4096)
+        assert expand_config(usual, 3, 4096, 2) == expand_config(wide, 3, 4096, 2)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,41 @@ def test_more_rank_blocks_than_programs(make_case: MakeCase, relative_error: Rel
     shape = case.table.shape
     assert 2 * shape.max_tile_rank_blocks > shrink_config(shape, case.x.shape[1], 1).rank_block_programs
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("tile_programs", [1, 2])
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize("segment_rows", [[1] * 9, [37, 1, 20, 1, 1], [9]])
+def test_programs_take_tiles_in_turns(
+    make_case: MakeCase, relative_error: RelativeError, segment_rows: list[int], accumulate: bool, tile_programs: int
+) -> None:
+    """Tiles of one row and of several, without LoRA, that share columns, and entries without rows behind them."""
+    ranks = [(8, 0, 40)[number % 3] for number in range(len(segment_rows))]
+    case = make_case(segment_rows, ranks)
+    config = replace(expand_config(case.table.shape, 1, 24, 4), tile_programs=tile_programs)
+    assert tile_programs < case.table.shape.max_tiles
+    y, expected = case.y.clone(), case.expected_delta()
+    shrink(case.v, case.x, case.a_pages, case.table)
+    expand(y, case.v, case.b_pages, case.out_offsets, case.table, accumulate=accumulate, config=config)
+    assert relative_error(y, expected + case.y.double() * accumulate) < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("rows", "segments", "rank_pages", "itemsize", "programs"),
+    [(256, 256, 2, 2, 96), (128, 128, 2, 2, 96), (96, 96, 2, 2, 96), (256, 256, 2, 4, 256), (256, 256, 3, 2, 256)],
+)
+def test_programs_take_turns_for_many_decodes_of_low_ranks_in_16_bits(
+    rows: int, segments: int, rank_pages: int, itemsize: int, programs: int
+) -> None:
+    shape = LoraTableShape(rows, segments, rank_pages)
+    assert expand_config(shape, 2, 11008, itemsize).tile_programs == programs
+
+
+def test_prefills_have_a_program_for_each_tile() -> None:
+    """They fill nearly all entries of their table."""
+    shape = LoraTableShape(2048, 33, 2)
+    assert shape.max_tiles > 128
+    assert expand_config(shape, 2, 11008, 2).tile_programs == shape.max_tiles
 
 
 def test_rows_without_lora_keep_their_bits_or_become_zero(make_case: MakeCase) -> None:
@@ -249,6 +284,26 @@ def test_model_widths(
     expected = case.expected_delta()
     assert relative_error(case.delta(), expected) < GPU_TOLERANCES[dtype]
     assert relative_error(case.added(), case.y.double() + expected) < GPU_TOLERANCES[dtype]
+    assert torch.equal(case.delta(), case.delta())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_adapters", [1, 16, None])
+@pytest.mark.parametrize("rows", [128, 256])
+def test_many_decodes_of_low_ranks(
+    make_case: MakeCase, relative_error: RelativeError, rows: int, num_adapters: int | None, dtype: torch.dtype
+) -> None:
+    """With entries for each row, as the engine's tables have: one adapter, 16, or as many as rows (some without)."""
+    used = num_adapters or rows
+    segment_rows = [rows // used] * used + [0] * (rows - used)
+    ranks = [(16, 8, 0, 5)[adapter % 4] for adapter in range(rows)]
+    case = make_case(segment_rows, ranks, dtype=dtype, h_in=4096, slice_widths=(11008, 11008))
+    shape = case.table.shape
+    assert expand_config(shape, 2, 11008, dtype.itemsize).tile_programs < rows <= shape.max_tiles
+    expected = case.expected_delta()
+    assert relative_error(case.delta(pdl=True), expected) < GPU_TOLERANCES[dtype]
+    assert relative_error(case.added_again(), case.y.double() + expected) < GPU_TOLERANCES[dtype]
     assert torch.equal(case.delta(), case.delta())
 
 

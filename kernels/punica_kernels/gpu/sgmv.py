@@ -109,13 +109,14 @@ def expand(
     _check_expand(y, v, b_pages, out_offsets, table)
     num_slices = len(out_offsets) - 1
     widths = [end - start for start, end in pairwise(out_offsets)]
-    config = config or expand_config(table.shape, num_slices, max(widths))
+    config = config or expand_config(table.shape, num_slices, max(widths), b_pages.element_size())
     ends = [*out_offsets[1:], out_offsets[-1], out_offsets[-1]]
-    sgmv_expand[(sum(-(-width // config.block_n) for width in widths), table.shape.max_tiles)](
+    sgmv_expand[(sum(-(-width // config.block_n) for width in widths), config.tile_programs)](
         y,
         v,
         b_pages,
         table.words,
+        table.shape.max_tiles,
         y.stride(0),
         b_pages.stride(0),
         END_0=ends[0],
@@ -130,6 +131,7 @@ def expand(
         LOG2_BLOCKS=config.log2_blocks,
         EVEN_N=all(width % config.block_n == 0 for width in widths),
         ACCUMULATE=accumulate,
+        IN_TURNS=config.tile_programs < table.shape.max_tiles,
         maxnreg=config.max_registers,
         num_warps=config.num_warps,
         **pdl_options(y.device, wait=True, trigger=pdl),

@@ -32,6 +32,8 @@ class ExpandConfig:
 
     #: Partial sums to add up: the shrink's splits.
     split_k: int
+    #: Programs along the tiles, which they take in turns.
+    tile_programs: int
     #: Outputs of a program.
     block_n: int
     #: Outputs that a program computes at a time for a tile of several rows.
@@ -47,6 +49,11 @@ class ExpandConfig:
 _DECODE_TILES = 64
 # Outputs times rank blocks whose weights a program holds at a time for a row: more do not fit its registers.
 _ROW_WEIGHTS = 512
+# From so many tiles on, programs of an expand of decodes take them in turns: so many programs in all, and at least so
+# many along the tiles.
+_MANY_TILES = 128
+_EXPAND_PROGRAMS = 8192
+_LEAST_TILE_PROGRAMS = 32
 # Beyond so many outputs a prefill has enough tiles for larger programs.
 _WIDE_OUTPUTS = 8192
 
@@ -77,14 +84,21 @@ def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkCo
 
 
 @cache
-def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int) -> ExpandConfig:
-    """The expand of a group of `num_slices` projections, the widest of which has `widest_slice` outputs."""
-    block_n, tile_n, max_registers = _expand_blocks(shape, num_slices * widest_slice)
+def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, itemsize: int) -> ExpandConfig:
+    """The expand of a group of `num_slices` projections, the widest of which has `widest_slice` outputs.
+
+    `itemsize`: bytes of a weight.
+    """
+    num_outputs = num_slices * widest_slice
+    takes_turns = _takes_turns(shape, itemsize)
+    block_n, tile_n, max_registers = (256, 64, 96) if takes_turns else _expand_blocks(shape, num_outputs)
     block_n = min(block_n, max(16, next_power_of_two(widest_slice)))
     tile_n = min(tile_n, block_n)
     num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // block_n))
+    turns_programs = max(_LEAST_TILE_PROGRAMS, ceil_div(_EXPAND_PROGRAMS, ceil_div(num_outputs, block_n)))
     return ExpandConfig(
         split_k=num_splits(shape, num_slices),
+        tile_programs=min(shape.max_tiles, turns_programs) if takes_turns else shape.max_tiles,
         block_n=block_n,
         tile_n=tile_n,
         log2_blocks=num_blocks.bit_length() - 1,
@@ -93,8 +107,18 @@ def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int) -> 
     )
 
 
+def _takes_turns(shape: LoraTableShape, itemsize: int) -> bool:
+    """Whether programs of an expand take tiles in turns: many decodes alone, of ranks to 16 in 16 bits.
+
+    Their table has an entry for each row, mostly empty where they share adapters: a program for each would start to
+    find nothing (docs/notes/performance.md, "What limits larger batches"). Other weights don't fit so few registers.
+    """
+    fits_registers = shape.max_tile_rank_blocks == 1 and itemsize <= 2
+    return fits_registers and shape.max_tiles >= _MANY_TILES and not _holds_prefill(shape)
+
+
 def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, int]:
-    """(block_n, tile_n, max_registers) of an expand."""
+    """(block_n, tile_n, max_registers) of an expand whose tiles have a program each."""
     if _holds_prefill(shape):
         return 256 if num_outputs > _WIDE_OUTPUTS else 128, 128, 168
     if shape.max_tiles <= SMALL_TABLE_TILES:

@@ -57,12 +57,13 @@ class ExpandTile(NamedTuple):
     page_1: tl.tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tiles"])
 def sgmv_expand(
     y,
     v,
     b,
     tiles,
+    max_tiles,
     y_stride,
     page_stride,
     END_0: tl.constexpr,
@@ -77,10 +78,14 @@ def sgmv_expand(
     LOG2_BLOCKS: tl.constexpr,
     EVEN_N: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    IN_TURNS: tl.constexpr,
     PDL_WAIT: tl.constexpr,
     PDL_TRIGGER: tl.constexpr,
 ):
-    """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, tiles."""
+    """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, tiles.
+
+    IN_TURNS: with fewer programs than tiles, which take them in turns.
+    """
     if PDL_TRIGGER:
         tl.extra.cuda.gdc_launch_dependents()
     sizes: tl.constexpr = ExpandSizes(
@@ -96,12 +101,28 @@ def sgmv_expand(
         PDL_WAIT=PDL_WAIT,
     )
     slice_id, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
-    ns = tl.arange(0, BLOCK_N)
-    inside = n_start + ns < n_end
     b += n_start
-    tile = _load_tile(tiles + tl.program_id(1) * TILE_WORDS)
+    number = tl.program_id(1)
+    tile = _load_tile(tiles + number * TILE_WORDS)
+    if IN_TURNS:
+        # Entries without rows come last.
+        while (number < max_tiles) & (tile.num_rows > 0):
+            number += tl.num_programs(1)
+            # Loaded early, so that the next turn does not wait for it.
+            following = _load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS)
+            _expand_entry(y, v, b, tile, slice_id, n_start, n_end, y_stride, page_stride, sizes)
+            tile = following
+    else:
+        _expand_entry(y, v, b, tile, slice_id, n_start, n_end, y_stride, page_stride, sizes)
+
+
+@triton.jit
+def _expand_entry(y, v, b, tile, slice_id, n_start, n_end, y_stride, page_stride, sizes: tl.constexpr):
+    """A program's outputs of an entry of the table: nothing for one without rows."""
+    ns = tl.arange(0, sizes.BLOCK_N)
+    inside = n_start + ns < n_end
     y += tile.first_row * y_stride + n_start
-    v += slice_id * (SPLIT_K * MAX_RANKS) + tile.first_row * sizes.V_ROW
+    v += slice_id * (sizes.SPLIT_K * sizes.MAX_RANKS) + tile.first_row * sizes.V_ROW
     if tile.num_rank_blocks == 0:
         _expand_nothing(y, ns, tile.num_rows, inside, y_stride, sizes)
     elif tile.num_rows > 1:
