@@ -50,7 +50,7 @@ def are_integers(values: list[Any]) -> bool:
     """Whether all items are integers, and none a bool. Takes a sixth of the time of looking at their types."""
     try:
         msgspec.convert(values, list[int])
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for a string with a lone surrogate
         return False
     return True
 

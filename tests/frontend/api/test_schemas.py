@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from punica_frontend.api.schemas import MAX_LOGPROBS, GenerateFields
+from punica_frontend.api.schemas import MAX_LOGPROBS, GenerateFields, are_integers
 from punica_frontend.websocket.frame_types import FRAME
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.sampler import Sampler
@@ -94,3 +94,10 @@ def test_stop_strings_are_counted_in_characters(stop: str, says: str) -> None:
     for value in (stop, [stop]):
         with pytest.raises(ValidationError, match=says):
             GenerateFields.model_validate({"stop": value})
+
+
+@pytest.mark.parametrize("item", [True, 1.0, 1.5, math.nan, None, "1", "\ud800", [1], {"1": 1}])
+def test_a_list_with_anything_else_is_none_of_integers(item: object) -> None:
+    assert not are_integers([item])
+    assert not are_integers([1, item])
+    assert are_integers([1, -1, 1 << 70])
