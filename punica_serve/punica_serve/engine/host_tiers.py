@@ -1,6 +1,7 @@
 """An engine's adapters on its host: in memory, and packed on the disk."""
 
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -42,13 +43,14 @@ class HostTiers:
 
         Raises ConfigError if the host can't have them, and leaves nothing open then.
         """
-        cache = HostCache(memory)
-        try:
+        with ExitStack() as opened:
+            cache = HostCache(memory)
+            opened.callback(cache.close)
             assist = open_cpu_assist(config, parts.share, parts.dtype, memory, parts.device, agree)
-        except BaseException:
-            cache.close()
-            raise
-        store = PackedStore(packed_cache, parts.share, parts.dtype, memory) if packed_cache else None
+            if assist is not None:
+                opened.callback(assist.close)
+            store = PackedStore(packed_cache, parts.share, parts.dtype, memory) if packed_cache else None
+            opened.pop_all()
         return cls(cache, assist, store)
 
     @property
