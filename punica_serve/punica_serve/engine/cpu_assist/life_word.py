@@ -9,12 +9,13 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from punica_kernels.exchange_words import DEAD
 from punica_serve.engine.cpu_assist.exchange_memory import Words
 
-#: The system call's number on x86-64.
-_SET_ROBUST_LIST = 273
+#: The system calls' numbers on x86-64.
+_SET_ROBUST_LIST, _GET_ROBUST_LIST = 273, 274
 
 
 class _RobustList(ctypes.Structure):
@@ -42,12 +43,27 @@ def shown_alive(word: Words) -> Iterator[None]:
 
     The thread must be the process's main one. Raises OSError if the kernel has no such lists.
     """
-    futexes = _RobustList(word.ctypes.data)
-    system_call = ctypes.CDLL(None, use_errno=True).syscall
-    if system_call(_SET_ROBUST_LIST, ctypes.byref(futexes), ctypes.c_size_t(_RobustList.NUM_BYTES)):
-        raise OSError(ctypes.get_errno(), "the kernel does not tell of the ends of processes (set_robust_list)")
+    futexes, former = _RobustList(word.ctypes.data), robust_list()
+    _set_robust_list(ctypes.addressof(futexes))
     word[0] = os.getpid()
     try:
         yield
     finally:
         word[0] = DEAD  # the kernel leaves a word alone that has not the thread's number
+        _set_robust_list(former)  # it would read ours at the thread's end, when the memory is something else's
+
+
+def robust_list() -> int | None:
+    """The address of the calling thread's list; None without one. Raises OSError."""
+    head, num_bytes = ctypes.c_void_p(), ctypes.c_size_t()
+    _call(_GET_ROBUST_LIST, 0, ctypes.byref(head), ctypes.byref(num_bytes))
+    return head.value
+
+
+def _set_robust_list(head: int | None) -> None:
+    _call(_SET_ROBUST_LIST, ctypes.c_void_p(head), ctypes.c_size_t(_RobustList.NUM_BYTES))
+
+
+def _call(number: int, *arguments: Any) -> None:
+    if ctypes.CDLL(None, use_errno=True).syscall(number, *arguments):
+        raise OSError(ctypes.get_errno(), "the kernel does not tell of the ends of processes (set_robust_list)")

@@ -11,7 +11,7 @@ import pytest
 
 from punica_kernels.exchange_words import DEAD
 from punica_serve.engine.cpu_assist.exchange_memory import Words
-from punica_serve.engine.cpu_assist.life_word import shown_alive
+from punica_serve.engine.cpu_assist.life_word import robust_list, shown_alive
 from waits import DEADLINE_S
 
 #: The forked processes do nothing that another thread may have locked.
@@ -52,9 +52,10 @@ def test_a_process_that_is_stopped_lives(word: Words, holder: int) -> None:
 
 
 def test_a_process_that_lets_the_word_go_counts_as_dead(word: Words) -> None:
+    former = robust_list()
     with shown_alive(word):
-        assert word[0] == os.getpid()
-    assert word[0] == DEAD
+        assert word[0] == os.getpid() and robust_list() != former
+    assert word[0] == DEAD and robust_list() == former
 
 
 def _wait_until(word: Words, value: int) -> None:
