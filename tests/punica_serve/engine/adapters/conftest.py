@@ -13,13 +13,18 @@ from packed_worker import Worker
 from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import chunk_reads
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.lora_pool import LoraPool
+from punica_serve.engine.adapters.packed_chunk import Chunk, read_chunk
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
+from reader_processes import process_of, wait_until_ready
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +117,34 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(LoraPool, "write", spy)
     return seen
+
+
+@pytest.fixture
+def made(folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str]) -> HostCopy:
+    """The adapter as threads read it from its packed file, which is there by now."""
+    Worker(folder, model).packs(ref)
+    copy = Worker(folder, model).load(ref)
+    packings.clear()
+    return copy
+
+
+@pytest.fixture
+def worker(folder: Path, model: ModelConfig) -> Iterator[Worker]:
+    """Its process is ready."""
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    wait_until_ready(process_of(worker))
+    yield worker
+    worker.reader.close()
+
+
+@pytest.fixture
+def thread_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The starts of chunks that threads have read."""
+    starts: list[int] = []
+
+    def read(file: RangeReader, chunk: Chunk) -> None:
+        starts.append(chunk.place.start)
+        read_chunk(file, chunk)
+
+    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    return starts

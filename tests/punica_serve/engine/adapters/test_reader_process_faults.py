@@ -1,0 +1,151 @@
+"""Whatever becomes of the process that reads packed files costs no load."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packed_worker import Worker, equal
+from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import disk_watch, reader_process
+from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.reader_process import _NUM_LANES
+from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.protocol import AdapterRef
+from reader_processes import (
+    Start,
+    evict,
+    is_alive,
+    lanes_of,
+    pid_of,
+    process_of,
+    streaming,
+    wait_for,
+    wait_until_ready,
+    warnings,
+)
+from waits import DEADLINE_S
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no memory files")
+
+_WORKER = """
+import sys, time
+from punica_serve.engine.adapters.disk_watch import DiskWatch
+from punica_serve.engine.adapters.reader_process import ReaderProcess
+from punica_serve.engine.engine import Engine
+from punica_serve.engine.memory.pinned_memory import HostMemory
+process = ReaderProcess(HostMemory(1 << 20, is_shared=True), 2, DiskWatch())
+while True:
+    with process._lock:
+        if process._look():
+            break
+    time.sleep(0.01)
+print(process._child.popen.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture(params=["by a thread", "by the step loop"])
+def start(request: pytest.FixtureRequest, model: ModelConfig) -> Start:
+    """Loads an adapter: who begins."""
+    return (lambda worker, ref: worker.reader.start(ref)) if request.param == "by a thread" else streaming(model)
+
+
+@pytest.mark.parametrize("place", [0, 4096, -1])
+def test_damage_that_the_process_finds_has_the_file_made_again(
+    worker: Worker, folder: Path, ref: AdapterRef, made: HostCopy, packings: list[str], start: Start, place: int
+) -> None:
+    """As often as it happens: a lane has no records of the load before."""
+    (path,) = (folder / "packed" / ref.digest).iterdir()
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[place] ^= 1
+    for number in range(2 * _NUM_LANES):
+        path.write_bytes(content if number % 2 else damaged)
+        copy = start(worker, ref).result(DEADLINE_S)
+        assert equal(copy, made) and packings == [ref.digest] * (number // 2 + 1)
+        worker.settle()
+        evict(worker, copy)
+    assert len(lanes_of(worker)) == _NUM_LANES
+
+
+@pytest.mark.parametrize("fate", ["killed", "stopped", "stopped, then killed"])
+def test_a_load_outlives_the_process(
+    worker: Worker,
+    ref: AdapterRef,
+    made: HostCopy,
+    packings: list[str],
+    thread_reads: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    start: Start,
+    fate: str,
+) -> None:
+    if fate == "stopped":
+        monkeypatch.setattr(disk_watch, "_HANG_S", 0.2)
+    pid = pid_of(worker)
+    os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+    load = start(worker, ref)
+    if fate == "stopped, then killed":
+        wait_for(load.running)
+        os.kill(pid, signal.SIGKILL)
+    copy = load.result(DEADLINE_S)
+    assert equal(copy, made) and thread_reads and not packings, "threads have read the packed file"
+    evict(worker, copy)
+    wait_for(lambda: not is_alive(pid))
+    assert equal(start(worker, ref).result(DEADLINE_S), made)
+    assert len(warnings(caplog)) == 1, warnings(caplog)
+
+
+def test_a_process_that_died_is_started_again(
+    worker: Worker, ref: AdapterRef, made: HostCopy, thread_reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(worker)
+    os.kill(pid, signal.SIGKILL)
+    with process_of(worker)._lock:
+        wait_for(lambda: not process_of(worker)._look() and process_of(worker)._child is None)
+    monkeypatch.setattr(reader_process, "_RESTART_S", 0.0)
+    wait_until_ready(process_of(worker))
+    assert pid_of(worker) != pid
+    assert equal(worker.load(ref), made) and not thread_reads
+
+
+def test_a_process_that_can_not_be_started_is_told_once(
+    folder: Path,
+    model: ModelConfig,
+    ref: AdapterRef,
+    made: HostCopy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    for _ in range(2):
+        copy = worker.load(ref)
+        assert equal(copy, made)
+        evict(worker, copy)
+    assert len([record for record in caplog.records if "no process can be started" in record.message]) == 1
+    worker.reader.close()
+
+
+def test_it_ends_with_its_store(worker: Worker) -> None:
+    child = process_of(worker)._child
+    assert child is not None and child.popen.poll() is None
+    worker.reader.close()
+    assert child.popen.returncode == -signal.SIGKILL
+
+
+def test_it_ends_with_its_worker() -> None:
+    with subprocess.Popen([sys.executable, "-c", _WORKER], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        pid = int(worker.stdout.readline())
+        worker.kill()
+    wait_for(lambda: not is_alive(pid))
