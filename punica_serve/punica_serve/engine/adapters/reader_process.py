@@ -60,12 +60,14 @@ class _Child:
                 each.close()
         #: Lanes that no load has, by their numbers.
         self.free_lanes = dict(enumerate(ours))
+        #: It may live on for a while: a disk may hold it in the kernel.
+        self.is_killed = False
         self._is_ready = self._is_dropped = False
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether it has said that it is ready, as far as ``look`` knows, and is not known to have ended."""
-        return self._is_ready and bool(self.free_lanes)
+        """Whether it has said that it is ready, as far as ``look`` knows, has a lane free and is not known to end."""
+        return self._is_ready and not self.is_killed and bool(self.free_lanes)
 
     def look(self) -> None:
         """Looks whether it is ready."""
@@ -74,7 +76,7 @@ class _Child:
                 self._is_ready = bool(self.control.recv(1))
 
     def kill(self) -> None:
-        self._is_ready = False
+        self.is_killed = True
         self.popen.kill()
 
     def give_back(self, number: int, lane: socket.socket) -> None:
@@ -151,7 +153,7 @@ class ReaderProcess:
     def _kill(self, silent: _Child) -> None:
         """Ends a process that does not answer."""
         with self._lock:
-            if silent is self._child:  # no other load has
+            if silent is self._child and not silent.is_killed:  # no other load has ended it
                 log.warning("the process that reads packed adapters does not answer and is killed")
                 self._end()
 

@@ -102,6 +102,23 @@ def test_a_load_outlives_the_process(
     assert len(warnings(caplog)) == 1, warnings(caplog)
 
 
+def test_a_process_that_does_not_die_is_killed_and_waited_for_once(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk may hold it in the kernel, and each load that waits for it finds it silent."""
+
+    def wait(popen: Any, timeout_s: float) -> None:
+        raise subprocess.TimeoutExpired(popen.args, timeout_s)
+
+    process, child = process_of(worker), process_of(worker)._child
+    assert child is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", wait)
+        for _ in range(2):
+            process._kill(child)
+    assert len(warnings(caplog)) == 1 and not child.takes_jobs
+
+
 def test_a_process_that_died_is_started_again(
     worker: Worker, ref: AdapterRef, made: HostCopy, thread_reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
