@@ -101,8 +101,9 @@ def _generation(dependencies: AppDependencies) -> list[APIRouter]:
     generator = _generator(dependencies, prompts)
     fields = FieldPolicy(dependencies.config.frontend.unknown_fields, dependencies.metrics)
     return [
-        generate_router(generator),
+        # A request looks at the routers in this order, so the routes asked most come first.
         *_openai(dependencies, generator, prompts, fields),
+        generate_router(generator),
         tgi_router(generator, dependencies.tokenizer, prompts, fields, tgi_info(model, engine)),
         metrics_router(
             dependencies.client,
@@ -125,8 +126,8 @@ def _openai(
     planner = RequestPlanner(generator, conversations, fields, base_name=engine.served_name)
     shapes = Shapes(generator, planner, tokenizer, base_name=engine.served_name)
     return [
-        stream_router(generator, shapes, max_frame_bytes=max_body_bytes(model, engine)),
         openai_router(generator, planner, tokenizer, base_name=engine.served_name),
+        stream_router(generator, shapes, max_frame_bytes=max_body_bytes(model, engine)),
         models_router(generator, dependencies.registry, cards),
         tokenize_router(generator, tokenizer, prompts, conversations, fields, model, cards),
     ]
