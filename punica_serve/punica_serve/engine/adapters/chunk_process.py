@@ -17,8 +17,10 @@ from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+from typing import Any
 
 import msgspec
 
@@ -54,7 +56,7 @@ class ReadJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Reads:
-    """The reads of one job, which several threads share. The last of them ends it."""
+    """The reads of one job, which several threads share. The last of them ends it; later ones read nothing."""
 
     def __init__(self, job: ReadJob, memory: memoryview, answers: socket.socket) -> None:
         """``memory``: of ``num_bytes``."""
@@ -70,10 +72,8 @@ class _Reads:
     def begin(self, threads: ThreadPoolExecutor, num_threads: int) -> None:
         """Opens the file, and reads its chunks on this thread and others."""
         self._try(self._open)
-        others = max(0, min(num_threads, len(self._waiting)) - 1)
-        self._num_running += others  # none of them runs yet
-        for _ in range(others):
-            threads.submit(self._run)
+        for _ in range(min(num_threads, len(self._waiting)) - 1):
+            _submit(threads, self._join)
         self._run()
 
     def _open(self) -> None:
@@ -81,6 +81,14 @@ class _Reads:
         self._waiting.extend(enumerate(open_chunks(self._file, self._job.name, self._memory)))
         opened_s = time.perf_counter()
         self._answer(OPENED_DIRECT if self._file.is_direct else OPENED, 0, opened_s, opened_s, opened_s)
+
+    def _join(self) -> None:
+        """Reads along, unless the job is over: its memory and its lane may be another's by now."""
+        with self._lock:
+            if not self._num_running:
+                return
+            self._num_running += 1
+        self._run()
 
     def _run(self) -> None:
         """Reads chunks until none is left."""
@@ -132,12 +140,19 @@ def main(arguments: list[str]) -> None:
     if options.map:
         threading.Thread(target=_map, args=(mapping,), daemon=True).start()
     with ThreadPoolExecutor(options.threads) as threads:
+        threads.submit(int).result()  # one thread at least, or this process ends before it takes a job
         control.send(b"r")
         while message := control.recv(MAX_MESSAGE_BYTES):
             job = msgspec.msgpack.decode(message, type=ReadJob)
             reads = _Reads(job, memory[job.offset : job.offset + job.num_bytes], lanes[job.lane])
-            threads.submit(reads.begin, threads, options.threads)
+            _submit(threads, reads.begin, threads, options.threads)
         os._exit(0)  # the worker is gone
+
+
+def _submit(threads: ThreadPoolExecutor, part: Callable[..., None], *arguments: Any) -> None:
+    """Has a thread run it. Where no new one can be started, those that there are do, in their turn."""
+    with suppress(RuntimeError):  # the part was queued before
+        threads.submit(part, *arguments)
 
 
 def _map(memory: mmap.mmap) -> None:
