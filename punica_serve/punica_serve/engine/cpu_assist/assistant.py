@@ -32,6 +32,7 @@ from punica_serve.engine.cpu_assist.exchange_memory import (
     JobWords,
     exchange_num_bytes,
 )
+from punica_serve.engine.cpu_assist.life_word import require_robust_lists
 from punica_serve.engine.cpu_assist.process_pool import ProcessPool
 from punica_serve.engine.memory.pinned_memory import HostMemory, open_host_memory
 from punica_serve.errors import ConfigError
@@ -247,23 +248,34 @@ def open_cpu_assist(
 def _open(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, host: HostMemory, device: torch.device
 ) -> CpuAssist | None:
+    try:
+        _check(model)
+        return CpuAssist(config, _shape(config, model, dtype), host, device, model.rank)
+    except ConfigError as error:
+        log.warning("`engine.cold_start` goes on without CPU processes: %s", error.message)
+        return None
+
+
+def _check(model: ModelConfig) -> None:
+    """Raises ConfigError if this host or the model can't have such processes."""
     if (machine := platform.machine()) != _ARCHITECTURE:
-        log.warning("`engine.cold_start` goes on without CPU processes: they need x86-64, and this host is %s", machine)
-        return None
+        raise ConfigError(f"they need x86-64, and this host is {machine}")
+    try:
+        require_robust_lists()
+    except OSError as error:
+        raise ConfigError(str(error.strerror)) from None
     if any(group.divided_a is not None for group in model.spec.groups):
-        log.warning("`engine.cold_start` goes on without CPU processes: ranks add up x A (`engine.divide_lora_from`)")
-        return None
+        raise ConfigError("ranks add up x A (`engine.divide_lora_from`)")
+
+
+def _shape(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> ExchangeShape:
+    """Raises ConfigError if the model has too many exchanges."""
     groups = tuple(GroupShape(g.name, g.in_features, g.out_offsets) for g in model.spec.groups)
     max_rows = min(MAX_ASSISTED_ROWS, config.prefill_budget_tokens)
     shape = ExchangeShape(str(dtype).removeprefix("torch."), model.num_hidden_layers, groups, max_rows)
     if shape.num_exchanges > MAX_EXCHANGES:
-        log.warning("`engine.cold_start` goes on without CPU processes: the model has too many layers")
-        return None
-    try:
-        return CpuAssist(config, shape, host, device, model.rank)
-    except ConfigError as error:
-        log.warning("`engine.cold_start` goes on without CPU processes: %s", error.message)
-        return None
+        raise ConfigError("the model has too many layers")
+    return shape
 
 
 def wait_limits(exchanges_s: Sequence[float], num_layers: int) -> WaitLimits:

@@ -53,6 +53,11 @@ def shown_alive(word: Words) -> Iterator[None]:
         _set_robust_list(former)  # it would read ours at the thread's end, when the memory is something else's
 
 
+def require_robust_lists() -> None:
+    """Raises OSError where the kernel has no such lists, or a sandbox does not let it be asked. Changes nothing."""
+    _set_robust_list(robust_list())
+
+
 def robust_list() -> int | None:
     """The address of the calling thread's list; None without one. Raises OSError."""
     head, num_bytes = ctypes.c_void_p(), ctypes.c_size_t()

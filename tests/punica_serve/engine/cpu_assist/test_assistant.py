@@ -8,7 +8,7 @@ import torch
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.cpu_assist import assistant
+from punica_serve.engine.cpu_assist import assistant, life_word
 from punica_serve.engine.cpu_assist.assist_job import WaitLimits
 from punica_serve.engine.cpu_assist.assistant import assist_cores, open_cpu_assist, wait_limits
 from punica_serve.engine.memory.pinned_memory import HostMemory
@@ -16,15 +16,38 @@ from punica_serve.errors import ConfigError
 from tiny_config import tiny_config
 
 CPU = torch.device("cpu")
+#: The number of a system call that no kernel has.
+NO_CALL = 1 << 20
 
 
-def test_memory_that_cannot_be_pinned_costs_the_help_and_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def refuse(*_: object, **__: object) -> HostMemory:
+    raise ConfigError("1 MiB can't be pinned: raise `ulimit -l`", param="engine.host_cache_bytes")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "reason"),
+    [
+        (assistant, "open_host_memory", refuse, "1 MiB can't be pinned: raise `ulimit -l`"),
+        (platform, "machine", lambda: "aarch64", "they need x86-64, and this host is aarch64"),
+        (life_word, "_SET_ROBUST_LIST", NO_CALL, "the kernel does not tell of the ends of processes (set_robust_list)"),
+        (life_word, "_GET_ROBUST_LIST", NO_CALL, "the kernel does not tell of the ends of processes (set_robust_list)"),
+    ],
+    ids=[
+        "memory that can't be pinned",
+        "a processor that reorders stores",
+        "a kernel without robust lists",
+        "a sandbox",
+    ],
+)
+def test_a_host_without_what_they_need_costs_the_help_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: object,
+    name: str,
+    value: object,
+    reason: str,
 ) -> None:
-    def refuse(*_: object, **__: object) -> HostMemory:
-        raise ConfigError("1 MiB can't be pinned: raise `ulimit -l`", param="engine.host_cache_bytes")
-
-    monkeypatch.setattr(assistant, "open_host_memory", refuse)
+    monkeypatch.setattr(place, name, value)
     host = HostMemory(4096, is_shared=True)
     config = EngineConfig(model="model", cold_start="cpu_assist")
     try:
@@ -32,22 +55,7 @@ def test_memory_that_cannot_be_pinned_costs_the_help_and_one_warning(
     finally:
         host.close()
     assert [record.message for record in caplog.records] == [
-        "`engine.cold_start` goes on without CPU processes: 1 MiB can't be pinned: raise `ulimit -l`"
-    ]
-
-
-def test_processors_that_reorder_stores_cost_the_help_and_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    host = HostMemory(4096, is_shared=True)
-    config = EngineConfig(model="model", cold_start="auto")
-    try:
-        assert open_cpu_assist(config, tiny_config(), torch.float32, host, CPU) is None
-    finally:
-        host.close()
-    assert [record.message for record in caplog.records] == [
-        "`engine.cold_start` goes on without CPU processes: they need x86-64, and this host is aarch64"
+        f"`engine.cold_start` goes on without CPU processes: {reason}"
     ]
 
 
