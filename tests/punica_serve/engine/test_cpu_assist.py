@@ -15,6 +15,7 @@ import pytest
 from torch import Tensor
 
 from cold_requests import NUM_GROUPS, NUM_LAYERS, cold_adapters, cold_request, evict, hold_copies, run_requests
+from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.layer_arrival import CpuArrival, layer_groups
 from punica_serve.engine.cpu_assist import assistant
@@ -27,6 +28,8 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure
 from punica_serve.protocol import AdapterRef, LoraGroup
 from waits import DEADLINE_S
+
+pytestmark = NEEDS_CPU_ASSIST
 
 _FIRST_LAYERS = [layers.start for layers in layer_groups(NUM_LAYERS)]
 

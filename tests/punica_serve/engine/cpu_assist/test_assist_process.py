@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_kernels.exchange_words import done_word
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.layer_arrival import ArrivalFailed, CpuArrival
@@ -25,7 +26,7 @@ from punica_serve.engine.memory.pinned_memory import HostMemory
 from tiny_config import tiny_config
 from waits import DEADLINE_S
 
-pytestmark = pytest.mark.slow  # processes import torch
+pytestmark = [NEEDS_CPU_ASSIST, pytest.mark.slow]  # processes import torch
 
 _MODEL = tiny_config()
 _NUM_PROCESSES, _NUM_ROWS = 3, 5

@@ -6,6 +6,7 @@ import platform
 import pytest
 import torch
 
+from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cpu_assist import assistant, life_word
@@ -24,6 +25,7 @@ def refuse(*_: object, **__: object) -> HostMemory:
     raise ConfigError("1 MiB can't be pinned: raise `ulimit -l`", param="engine.host_cache_bytes")
 
 
+@NEEDS_CPU_ASSIST
 @pytest.mark.parametrize(
     ("place", "name", "value", "reason"),
     [
@@ -99,6 +101,7 @@ def test_ranks_on_cpus_take_other_cores(monkeypatch: pytest.MonkeyPatch) -> None
     assert [assist_cores(2, CPU, Rank(index, 2)) for index in range(2)] == [[5, 4], [3, 2]]
 
 
+@NEEDS_CPU_ASSIST
 def test_ranks_that_add_up_x_a_have_no_processes(caplog: pytest.LogCaptureFixture) -> None:
     host = HostMemory(4096)
     config = EngineConfig(model="model", cold_start="auto", divide_lora_from=8, expected_lora_rank=8)
@@ -107,6 +110,7 @@ def test_ranks_that_add_up_x_a_have_no_processes(caplog: pytest.LogCaptureFixtur
     assert "`engine.divide_lora_from`" in caplog.text
 
 
+@NEEDS_CPU_ASSIST
 def test_no_rank_has_processes_if_another_one_can_not(caplog: pytest.LogCaptureFixture) -> None:
     asked: list[tuple[str, int]] = []
 

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_kernels.exchange_words import DEAD
 from punica_serve.engine.cpu_assist.exchange_memory import Words
 from punica_serve.engine.cpu_assist.life_word import robust_list, shown_alive
 from waits import DEADLINE_S
 
-#: The forked processes do nothing that another thread may have locked.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = [
+    NEEDS_CPU_ASSIST,
+    # The forked processes do nothing that another thread may have locked.
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
 
 
 @pytest.fixture

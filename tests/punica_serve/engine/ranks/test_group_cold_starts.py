@@ -25,6 +25,7 @@ from cold_requests import (
     hold_copies,
     run_requests,
 )
+from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
@@ -270,6 +271,7 @@ def helped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return threads
 
 
+@NEEDS_CPU_ASSIST
 @pytest.mark.slow
 def test_the_processes_of_each_rank_compute_its_share(
     make_group: MakeGroup,
@@ -286,6 +288,7 @@ def test_the_processes_of_each_rank_compute_its_share(
     assert len(helped) == num_ranks
 
 
+@NEEDS_CPU_ASSIST
 @pytest.mark.slow
 def test_a_process_of_another_rank_that_stands_still_has_all_ranks_wait_for_the_adapter(
     make_group: MakeGroup,
