@@ -22,11 +22,14 @@ def main() -> None:
     run(arguments, others)
 
 
-def _start_others(arguments: Sequence[str]) -> EarlyRanks | None:
-    """Until they are told what they serve, they end with this process."""
+def _start_others(arguments: Sequence[str]) -> EarlyRanks | OSError | None:
+    """Until they are told what they serve, they end with this process. ``run`` tells the supervisor of an error."""
     if _DEVICE not in arguments[:-1]:
         return None  # the arguments are refused
-    return start_early(arguments[arguments.index(_DEVICE) + 1])
+    try:
+        return start_early(arguments[arguments.index(_DEVICE) + 1])
+    except OSError as error:
+        return error
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ _SIGNAL_EVERY_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
-def run(arguments: Sequence[str], others: EarlyRanks | None) -> NoReturn:
-    """``others``: the ranks of its group, which have been started."""
+def run(arguments: Sequence[str], others: EarlyRanks | OSError | None) -> NoReturn:
+    """``others``: the ranks of its group, which have been started, or why they can't be."""
     options = _parse(arguments)
     configure_logging(f"worker {options.index}", options.log_level, options.log_format)
     _end_with_supervisor()
@@ -48,6 +48,8 @@ def run(arguments: Sequence[str], others: EarlyRanks | None) -> NoReturn:
     link = SupervisorLink(pipe)
     threading.Thread(target=_read, args=(link,), name="pipe-reader", daemon=True).start()
     try:
+        if isinstance(others, OSError):
+            raise others
         _serve(options, pipe, link, others)
     except BrokenPipeError:
         os._exit(0)  # the supervisor is gone

@@ -95,6 +95,16 @@ async def test_a_model_that_is_not_there_is_a_permanent_failure(tmp_path: Path) 
     assert death.value.is_permanent
 
 
+async def test_ranks_that_can_not_be_started_are_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+    """Here they need more open files than the process may have."""
+    group = list(command(Path("none")))
+    group[group.index("--device") + 1] = "cpu,cpu"
+    with pytest.raises(WorkerDied, match="Too many open files") as death:
+        async with running(("sh", "-c", 'ulimit -n 8; exec "$0" "$@"', *group)):
+            pass
+    assert not death.value.is_permanent and "start_early" in capfd.readouterr().err
+
+
 def stub(behaviour: str, index: int = 0) -> Sequence[str]:
     """The name of the device selects the stub's behaviour."""
     real = list(command(Path("none"), index=index))
