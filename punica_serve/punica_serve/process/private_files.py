@@ -27,7 +27,7 @@ def open_private(path: Path, mode: Literal["wb", "xb"]) -> BinaryIO:
 def open_own_file(path: Path) -> int:
     """A file descriptor for reading, which the caller closes.
 
-    Raises OSError, and PermissionError for a file that anyone else may have written.
+    Raises OSError, and PermissionError for anything but a regular file of this user that nobody else may write.
     """
     # A pipe in its place would block an open without O_NONBLOCK, which files ignore.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -40,8 +40,9 @@ def open_own_file(path: Path) -> int:
 
 
 def _require_own(path: Path, found: os.stat_result) -> None:
-    is_own = found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE
-    if not (is_own and stat.S_ISREG(found.st_mode)):
+    if not stat.S_ISREG(found.st_mode):
+        raise PermissionError(errno.EPERM, "it is not a regular file, so it is not trusted", str(path))
+    if found.st_uid != os.geteuid() or found.st_mode & OTHERS_MAY_WRITE:
         raise PermissionError(errno.EPERM, "others may have written it, so it is not trusted", str(path))
 
 

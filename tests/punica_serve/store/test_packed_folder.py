@@ -120,15 +120,23 @@ def _folder(path: Path) -> None:
     (path / "file").touch()
 
 
-@pytest.mark.parametrize("spoil", [_open_to_others, _pipe, _link, _folder])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_open_to_others, "others may have written it"),
+        (_pipe, "it is not a regular file"),
+        (_link, "symbolic links"),
+        (_folder, "it is not a regular file"),
+    ],
+)
 def test_what_others_may_have_written_is_not_opened_and_is_made_again(
-    cache: CacheFolder, tmp_path: Path, spoil: Callable[[Path], None]
+    cache: CacheFolder, tmp_path: Path, spoil: Callable[[Path], None], reason: str
 ) -> None:
     packs(cache, DIGESTS[0], 100, 10)
     os.close(open_own_file(cache.packed.path(DIGESTS[0], "layout")))
     spoil(tmp_path / "packed" / DIGESTS[0] / "layout")
     open_files = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match="layout"):
+    with pytest.raises(OSError, match=f"{reason}.*layout"):
         open_own_file(cache.packed.path(DIGESTS[0], "layout"))
     assert os.listdir("/proc/self/fd") == open_files
     cache.packed.drop(DIGESTS[0], "layout")
