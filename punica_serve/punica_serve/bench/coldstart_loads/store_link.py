@@ -52,7 +52,7 @@ class StoreLink:
 @contextmanager
 def store_server(folder: Path, bytes_per_s: float) -> Iterator[StoreLink]:
     """Serves this folder's files. Raises ConfigError if the server does not start."""
-    command = [sys.executable, "-m", _MODULE, str(folder), str(bytes_per_s)]
+    command = [sys.executable, "-P", "-m", _MODULE, str(folder), str(bytes_per_s)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin is not None and server.stdout is not None
     try:

@@ -126,7 +126,7 @@ def _processes(way: Way, fds: Sequence[int], num_bytes: int) -> Iterator[None]:
     try:
         for number, fd in enumerate(fds):
             numbers = (cores[number % len(cores)], fd, number, len(fds), num_bytes)
-            command = [sys.executable, "-m", echo_process.__name__, way, *map(str, numbers)]
+            command = [sys.executable, "-P", "-m", echo_process.__name__, way, *map(str, numbers)]
             started.append(subprocess.Popen(command, pass_fds=(fd,)))
         yield
     finally:

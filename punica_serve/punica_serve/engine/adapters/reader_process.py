@@ -51,7 +51,7 @@ class _Child:
             self.control, control = _socket_pair(opened, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
             passed = [each.fileno() for each in (control, *theirs)]
-            command = [sys.executable, "-m", _MODULE, "--control", str(passed[0])]
+            command = [sys.executable, "-P", "-m", _MODULE, "--control", str(passed[0])]
             command += ["--lanes", *map(str, passed[1:]), "--memory", str(memory.fd), "--threads", str(num_threads)]
             command += ["--map"] if memory.is_whole else []
             self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(*passed, memory.fd))

@@ -160,7 +160,7 @@ class ProcessPool:
             self._end(child, f"ended with status {status}")
 
     def _start(self, child: _Child) -> None:
-        command = [sys.executable, "-m", _MODULE, "--number", str(child.number), "--core", str(child.core)]
+        command = [sys.executable, "-P", "-m", _MODULE, "--number", str(child.number), "--core", str(child.core)]
         command += self._arguments
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child.started_s = time.monotonic()

@@ -34,7 +34,7 @@ class Fa3Module:
         """Compiles it, in a process of its own."""
         kind = f"{self.dtype}".removeprefix("torch.")
         flags = [kind, f"{self.head_dim}", f"{int(self.window is not None)}", f"{int(self.soft_cap > 0)}"]
-        command = [sys.executable, "-m", "punica_serve.engine.cuda.flashinfer_modules", *flags]
+        command = [sys.executable, "-P", "-m", "punica_serve.engine.cuda.flashinfer_modules", *flags]
         return CompileJob(command, cache_folder() / f"punica-serve-{'-'.join(flags)}.lock")
 
 

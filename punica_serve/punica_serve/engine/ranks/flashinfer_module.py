@@ -63,7 +63,7 @@ def has_whole_warps(row_bytes: int) -> bool:
 
 def job() -> CompileJob:
     """Compiles it, in a process of its own."""
-    command = [sys.executable, "-m", "punica_serve.engine.ranks.flashinfer_module"]
+    command = [sys.executable, "-P", "-m", "punica_serve.engine.ranks.flashinfer_module"]
     return CompileJob(command, cache_folder() / "punica-serve-exchanges.lock")
 
 

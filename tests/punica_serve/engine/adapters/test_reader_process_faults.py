@@ -37,7 +37,6 @@ _WORKER = """
 import sys, time
 from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.reader_process import ReaderProcess
-from punica_serve.engine.engine import Engine
 from punica_serve.engine.memory.pinned_memory import HostMemory
 process = ReaderProcess(HostMemory(1 << 20, is_shared=True), 2, DiskWatch())
 while True:
@@ -150,6 +149,16 @@ def test_a_process_that_can_not_be_started_is_told_once(
         assert equal(copy, made)
         evict(worker, copy)
     assert len([record for record in caplog.records if "no process can be started" in record.message]) == 1
+    worker.reader.close()
+
+
+def test_a_file_of_the_working_folder_hides_no_module(
+    folder: Path, model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('an own module of that name')")
+    monkeypatch.chdir(tmp_path)
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    wait_until_ready(process_of(worker))
     worker.reader.close()
 
 

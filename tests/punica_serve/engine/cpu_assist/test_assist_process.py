@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +180,13 @@ def test_processes_map_memory_that_was_handed_out_at_once_while_there_is_no_job(
     with _open(_WholeMemory(64 << 20, is_shared=True), 1) as helpers:
         _wait_for(lambda: _num_bytes_handed_out(helpers.host) >= len(helpers.host.bytes))
         helpers.check(helpers.pack(_QKV), 1)
+
+
+def test_a_file_of_the_working_folder_hides_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('an own module of that name')")
+    monkeypatch.chdir(tmp_path)
+    with _open(HostMemory(1 << 20, is_shared=True), 1) as helpers:
+        assert helpers.assist.pool.wait_until_ready(DEADLINE_S)
 
 
 def _num_bytes_handed_out(host: HostMemory) -> int:
