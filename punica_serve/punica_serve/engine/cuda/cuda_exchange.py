@@ -1,7 +1,7 @@
 """Exchanges with CPU processes within the CUDA graphs of steps: the device sends and waits, no thread of the host does.
 
 A wait ends once a process has died, or after a number of looks at the host's words. A look's time is measured here, on
-the words of this very memory, by a wait that nothing ends.
+words of this very memory and others that are page-locked too, by a wait that nothing ends.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from punica_kernels.exchange_words import NO_ARRIVAL_KEY, NUM_STEP_WORDS, ExchangeField, ExchangeTensors
+from punica_kernels.exchange_words import MAX_PROCESSES, NO_ARRIVAL_KEY, NUM_STEP_WORDS, ExchangeField, ExchangeTensors
 from punica_kernels.gpu import host_exchange
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords, CudaArrival, layer_groups
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
@@ -110,8 +110,9 @@ class CudaExchange:
         """Seconds of one look, of as many programs as usual, while the answer does not come."""
         group, num_rows, device = self._shape.groups[0], self._shape.max_rows, self._tensors.step.device
         delta = torch.zeros(num_rows, group.out_features, dtype=self._shape.torch_dtype, device=device)
-        # The processes may not be ready yet.
-        tensors = replace(self._tensors, host_pids=torch.ones_like(self._tensors.host_pids, device=device))
+        # The processes may not be ready yet. Page-locked words, as theirs are, are read over the link too.
+        pids = torch.ones(MAX_PROCESSES, dtype=torch.int64, pin_memory=True)
+        tensors = replace(self._tensors, host_pids=pids)
         words = {
             ExchangeField.KEY: NO_ARRIVAL_KEY,
             ExchangeField.NUM_ROWS: num_rows,
