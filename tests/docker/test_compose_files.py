@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from compose_cluster import compose_program
-from punica_serve.cli import app
+from punica_serve.cli.commands import app
 from punica_serve.config.cluster import load_config
 
 DOCKER = Path(__file__).parents[2] / "docker"

@@ -21,7 +21,7 @@ def _importing(modules: list[str], heavy: list[str]) -> str:
 def test_the_control_plane_never_imports_torch() -> None:
     modules = [
         "punica_serve",
-        "punica_serve.cli",
+        "punica_serve.cli.commands",
         "punica_scheduler.server",
         "punica_runner.supervisor",
         "punica_frontend.main",

@@ -1,13 +1,29 @@
 import importlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from punica_serve import cli
+from punica_serve.cli import commands
 from punica_serve.version import __version__
 
-LISTED = "import sys; from punica_serve.cli import main; main() if False else None; print(*sys.modules)"
+LISTED = "import sys; import punica_serve.cli.commands; print(*sys.modules)"
+
+INTERRUPTED_AT_THE_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == wanted:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+wanted = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupter())
+runpy.run_module("punica_serve.cli", run_name="__main__")
+"""
 
 
 def test_help_lists_the_commands() -> None:
@@ -41,9 +57,9 @@ def test_a_package_that_is_not_installed_is_told_in_one_line(
         monkeypatch.setitem(sys.modules, module, None)
         importlib.import_module(module)
 
-    monkeypatch.setattr(cli, "app", command)
+    monkeypatch.setattr(commands, "app", command)
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        commands.run()
     assert end.value.code == 2
     told = capsys.readouterr().err
     assert told == f"punica-serve: {module} is not installed; pip install '{wanted}'\n"
@@ -54,13 +70,36 @@ def test_another_module_that_is_missing_is_our_mistake(module: str, monkeypatch:
     def command() -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(cli, "app", command)
+    monkeypatch.setattr(commands, "app", command)
     with pytest.raises(ModuleNotFoundError):
-        cli.main()
+        commands.run()
 
 
 def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["punica-serve", "--version"])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        commands.run()
     assert (end.value.code, capsys.readouterr().out) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "returncode"), [("typer", -signal.SIGINT), ("pydantic", cli.EXIT_INTERRUPTED)], ids=["cli", "command"]
+)
+def test_an_interrupt_during_the_imports_prints_no_traceback(module: str, returncode: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_THE_IMPORT, module, "config", "check", "none.yaml"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (returncode, False), ended.stderr
+
+
+def test_an_interrupt_that_no_command_catches_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run", interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == cli.EXIT_INTERRUPTED

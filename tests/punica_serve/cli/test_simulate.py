@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from punica_serve.cli import app
+from punica_serve.cli.commands import app
 from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError, PunicaError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from punica_serve.cli import app
+from punica_serve.cli.commands import app
 from punica_serve.cli.simulate_compare import scales_of
 from punica_serve.errors import ConfigError
 
