@@ -14,7 +14,7 @@ from blank_weights import write_blank_weights
 from ports import free_port
 from punica_serve.base_model.checkpoint import tensor_shapes
 from punica_serve.base_model.model_config import read_model_config
-from punica_serve.cli.commands import run
+from punica_serve.cli import commands
 
 LLAMA = {
     "model_type": "llama",
@@ -44,7 +44,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def run(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["punica-serve", *arguments])
         with pytest.raises(SystemExit) as exited:
-            run()
+            commands.run()
         return Outcome(int(exited.value.code or 0), *capsys.readouterr())
 
     return run

@@ -47,7 +47,7 @@ def test_the_command_line_itself_is_light(module: str) -> None:
         ("torch", "punica-serve[engine]"),
         ("matplotlib", "punica-serve[bench]"),
         ("ray", "punica-serve[ray]"),
-        ("opentelemetry", "punica-serve"),
+        ("opentelemetry", "punica-serve[otel]"),
     ],
 )
 def test_a_package_that_is_not_installed_is_told_in_one_line(
