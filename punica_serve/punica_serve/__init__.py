@@ -1,7 +1,7 @@
 """Punica Serve: one base model, thousands of LoRA models, one batch.
 
-The package itself imports nothing: its names are looked up when they are used. ``punica_serve.LLM`` brings in torch when
-one is made, so that the control plane (scheduler, frontend, supervisor) stays free of it.
+The package itself imports little: its names are looked up when they are used. ``punica_serve.LLM`` brings in torch
+when one is made, so that the control plane (scheduler, frontend, supervisor) stays free of it.
 """
 
 from typing import TYPE_CHECKING, Any
