@@ -21,14 +21,14 @@ from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
-from punica_serve.engine.adapters.reader_process import ProcessReads
+from punica_serve.engine.adapters.reader_process import MAX_LOADS, ProcessReads
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 
 #: Half of the threads read and pack, the others hash what was read: so the first of many adapters is there after its
 #: hashing alone, and the rest no later than if each had one thread. Two cores are left to the step loop and the copies,
 #: and four readers at least keep one slow disk read from delaying the next adapter.
-_MIN_READERS, _MAX_READERS, _SPARED_CORES = 4, 8, 2
+_MIN_READERS, _SPARED_CORES = 4, 2
 
 
 class _NotPacked(Exception):
@@ -61,7 +61,7 @@ class AdapterReader:
         self._packed_store = packed_store
         self._model = model
         self._dtype = dtype
-        num_hashers = max(1, min(_MAX_READERS, (usable_cores() - _SPARED_CORES) // 2))
+        num_hashers = max(1, min(MAX_LOADS, (usable_cores() - _SPARED_CORES) // 2))
         self.num_threads = max(_MIN_READERS, num_hashers)
         self._buffers = local()
         self._hashers = ThreadPoolExecutor(num_hashers, "adapter-hasher")
@@ -102,7 +102,8 @@ class AdapterReader:
     def _begin(self, ref: AdapterRef, trace: LoadTrace) -> _BegunRead | None:
         """Has an adapter's packed form read while a thread wakes that goes on with it; None if that may not be.
 
-        Never waits. A thread must be free, so that the load is not cancelled before one waits for its reads.
+        Never waits. A thread must be free, so that one soon waits for its reads. ``close`` may cancel the load before
+        that, which does no harm: the process, its lanes and the host cache end with the reader.
         """
         is_free = len(self._unfinished) < self.num_threads
         if not is_free or self._packed_store is None or not _has_files(ref):

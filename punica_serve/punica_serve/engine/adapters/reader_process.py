@@ -31,8 +31,8 @@ from punica_serve.engine.memory.pinned_memory import HostMemory
 log = logging.getLogger(__name__)
 
 _MODULE = "punica_serve.engine.adapters.chunk_process"
-#: Loads that it has at a time, at least as many as there are threads for loads.
-_NUM_LANES = 8
+#: Loads that it has at a time: the most threads for loads that a worker has.
+MAX_LOADS = 8
 #: From one start of the process to the next, at least.
 _RESTART_S = 60.0
 #: The records of more chunks than an adapter has.
@@ -47,7 +47,7 @@ class _Child:
     def __init__(self, memory: HostMemory, num_threads: int) -> None:
         """Raises OSError if it can't be started."""
         with ExitStack() as opened:
-            ours, theirs = zip(*(_socket_pair(opened, socket.SOCK_STREAM) for _ in range(_NUM_LANES)), strict=True)
+            ours, theirs = zip(*(_socket_pair(opened, socket.SOCK_STREAM) for _ in range(MAX_LOADS)), strict=True)
             self.control, control = _socket_pair(opened, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
             passed = [each.fileno() for each in (control, *theirs)]

@@ -20,6 +20,7 @@ from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter
 from punica_serve.engine.adapters.reader import AdapterReader
+from punica_serve.engine.adapters.reader_process import MAX_LOADS
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import AdapterRef
@@ -36,6 +37,16 @@ def test_a_failed_read_leaves_no_trace(tiny_model: ModelConfig, make_adapter: Ca
     with pytest.raises(AdapterRejected, match="changed on disk"):
         reader.start(ref).result(DEADLINE_S)
     assert cache.used_bytes == 0
+    reader.close()
+
+
+@pytest.mark.parametrize(("num_cores", "expected"), [(2, 4), (16, 7), (256, MAX_LOADS)])
+def test_the_process_has_a_lane_for_each_thread_however_many_cores(
+    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch, num_cores: int, expected: int
+) -> None:
+    monkeypatch.setattr(adapter_reader, "usable_cores", lambda: num_cores)
+    reader = AdapterReader(HostCache(HostMemory(4096)), tiny_model, torch.float32, CPU)
+    assert reader.num_threads == expected
     reader.close()
 
 

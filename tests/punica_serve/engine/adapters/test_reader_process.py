@@ -22,7 +22,7 @@ from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.reader import AdapterReader
-from punica_serve.engine.adapters.reader_process import _NUM_LANES
+from punica_serve.engine.adapters.reader_process import MAX_LOADS
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.protocol import AdapterRef
@@ -113,7 +113,7 @@ def test_what_was_begun_is_given_back_without_a_packed_file(
 ) -> None:
     (folder / "packed" / ref.digest / PackedLayout.of(model, torch.float32).name).unlink()
     assert equal(streaming(model)(worker, ref).result(DEADLINE_S), made) and packings == [ref.digest]
-    assert not caplog.records and worker.cache.used_bytes < 2 * made.num_bytes and len(lanes_of(worker)) == _NUM_LANES
+    assert not caplog.records and worker.cache.used_bytes < 2 * made.num_bytes and len(lanes_of(worker)) == MAX_LOADS
 
 
 @pytest.mark.parametrize("is_held", [False, True])

@@ -14,7 +14,7 @@ from packed_worker import Worker, equal
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import disk_watch, reader_process
 from punica_serve.engine.adapters.host_cache import HostCopy
-from punica_serve.engine.adapters.reader_process import _NUM_LANES
+from punica_serve.engine.adapters.reader_process import MAX_LOADS
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.protocol import AdapterRef
 from reader_processes import (
@@ -64,13 +64,13 @@ def test_damage_that_the_process_finds_has_the_file_made_again(
     content = path.read_bytes()
     damaged = bytearray(content)
     damaged[place] ^= 1
-    for number in range(2 * _NUM_LANES):
+    for number in range(2 * MAX_LOADS):
         path.write_bytes(content if number % 2 else damaged)
         copy = start(worker, ref).result(DEADLINE_S)
         assert equal(copy, made) and packings == [ref.digest] * (number // 2 + 1)
         worker.settle()
         evict(worker, copy)
-    assert len(lanes_of(worker)) == _NUM_LANES
+    assert len(lanes_of(worker)) == MAX_LOADS
 
 
 @pytest.mark.parametrize("fate", ["killed", "stopped", "stopped, then killed"])
