@@ -65,9 +65,15 @@ def is_for_hopper(q: Tensor, keys: Tensor, values: Tensor, block_m: int) -> bool
 
 
 def is_for_hopper_prompts(q: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> bool:
-    """Whether `hopper_prompts` serves these rows: long prompts, and keys and values as `hopper_attention` has them."""
-    is_served = are_long_prompts(shape.max_query_rows, q.shape[2], q.dtype, q.device)
-    return is_served and shape.block_m == LONG_PROMPT_BLOCK_M and _is_cache_of_rows(keys, values)
+    """Whether `hopper_prompts` serves these rows: long prompts, in tiles of their own size.
+
+    Raises ValueError unless keys and values lie as `hopper_attention` has them: no other kernel is made for such tiles.
+    """
+    is_long = are_long_prompts(shape.max_query_rows, q.shape[2], q.dtype, q.device)
+    is_served = is_long and shape.block_m == LONG_PROMPT_BLOCK_M
+    if is_served and not _is_cache_of_rows(keys, values):
+        raise ValueError("keys and values of long prompts must lie alike, in whole rows of a head")
+    return is_served
 
 
 def _is_cache_of_rows(keys: Tensor, values: Tensor) -> bool:
