@@ -44,7 +44,7 @@ def count_conversions(split_k: int) -> int:
 
 
 def spilled_bytes(num_slices: int) -> int:
-    """Of 256 decodes of ranks to 16, as the engine adds LoRA to a group of 4096 outputs a slice beside its product."""
+    """256 decodes of ranks to 16, as the engine adds LoRA to a group of 4096 outputs a slice beside its product."""
     shape = LoraTableShape(256, 256, 2)
     config = expand_config(shape, num_slices, 4096, 2)
     ends = {f"END_{number}": 4096 * min(number + 1, num_slices) for number in range(3)}
