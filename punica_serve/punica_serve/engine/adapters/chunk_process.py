@@ -139,14 +139,15 @@ def main(arguments: list[str]) -> None:
     lanes = [socket.socket(fileno=fd) for fd in options.lanes]
     if options.map:
         threading.Thread(target=_map, args=(mapping,), daemon=True).start()
-    with ThreadPoolExecutor(options.threads) as threads:
-        threads.submit(int).result()  # one thread at least, or this process ends before it takes a job
+    threads = ThreadPoolExecutor(options.threads)
+    threads.submit(int).result()  # one thread at least, or this process ends before it takes a job
+    with suppress(ConnectionError):  # the worker may be gone already
         control.send(b"r")
         while message := control.recv(MAX_MESSAGE_BYTES):
             job = msgspec.msgpack.decode(message, type=ReadJob)
             reads = _Reads(job, memory[job.offset : job.offset + job.num_bytes], lanes[job.lane])
             _submit(threads, reads.begin, threads, options.threads)
-        os._exit(0)  # the worker is gone
+    os._exit(0)
 
 
 def _submit(threads: ThreadPoolExecutor, part: Callable[..., None], *arguments: Any) -> None:

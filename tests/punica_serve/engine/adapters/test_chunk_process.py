@@ -1,6 +1,9 @@
 """The process that reads packed files, where the system starts no more threads for it."""
 
+import mmap
+import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import chunk_process
 from punica_serve.engine.adapters.chunk_process import FAILED, INVALID, OPENED, OPENED_DIRECT, RECORD, ReadJob, _Reads
 from punica_serve.engine.adapters.chunk_process import _submit as submit
 from punica_serve.engine.adapters.host_cache import HostCopy
@@ -79,3 +83,18 @@ def _run(job: ReadJob, memory: bytearray, threads: ThreadPoolExecutor) -> list[t
         threads.shutdown()  # all that was queued has run
         theirs.shutdown(socket.SHUT_WR)
         return list(RECORD.iter_unpack(ours.makefile("rb").read()))
+
+
+def test_it_ends_without_a_word_where_its_worker_has_died_while_it_started() -> None:
+    memory = os.memfd_create("memory")
+    os.ftruncate(memory, mmap.PAGESIZE)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    command = [sys.executable, "-P", "-m", chunk_process.__name__, "--control", str(theirs.fileno())]
+    command += ["--lanes", str(theirs.fileno()), "--memory", str(memory), "--threads", "2"]
+    with theirs:
+        ended = subprocess.run(
+            command, pass_fds=(theirs.fileno(), memory), capture_output=True, text=True, timeout=DEADLINE_S
+        )
+    os.close(memory)
+    assert (ended.returncode, ended.stderr) == (0, "")
