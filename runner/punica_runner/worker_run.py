@@ -7,7 +7,6 @@ a step hangs.
 
 import argparse
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
+from punica_serve.process.parent_death import end_with_parent
 from punica_serve.process.run import cluster_token
 from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireError, WorkerFailed
 
@@ -36,7 +36,6 @@ from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireErro
 ORPHAN_GRACE_S = 1.0
 #: Between two signals to its main thread meanwhile.
 _SIGNAL_EVERY_S = 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 def run(arguments: Sequence[str], others: EarlyRanks | OSError | None) -> NoReturn:
@@ -84,9 +83,7 @@ def _end_with_supervisor() -> None:
     """Ends with the supervisor. Ctrl-C reaches the whole terminal, but only the supervisor acts on it, by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
-    if sys.platform == "linux":
-        # A second safeguard besides the pipe's end, for a worker that can't run Python any more.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()  # a second safeguard besides the pipe's end, for a worker that can't run Python any more
 
 
 def _terminate(*_: object) -> NoReturn:

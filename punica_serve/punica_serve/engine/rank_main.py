@@ -9,7 +9,6 @@ the leader has ended.
 
 import argparse
 import contextlib
-import ctypes
 import logging
 import os
 import queue
@@ -44,6 +43,7 @@ from punica_serve.engine.ranks.rank_options import RankOptions
 from punica_serve.errors import ConfigError, ModelRejected, ProtocolError, PunicaError
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.process.memory_tuning import freeze_gc
+from punica_serve.process.parent_death import end_with_parent
 from punica_serve.process.start_clock import StartClock, process_age_s
 from punica_serve.protocol import Decoder, WireError
 
@@ -60,15 +60,14 @@ _ORPHAN_GRACE_S = 0.1
 #: From the start of a rank until it is told what it serves: its parent reads its own settings meanwhile.
 _OPTIONS_TIMEOUT_S = 300.0
 _CHUNK_BYTES = 1 << 16
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     inherited = _parse()
     clock = StartClock(process_age_s(), say=log.debug)  # its leader tells how far they are
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the leader acts on it
-    if inherited.ends_with_parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if inherited.ends_with_parent:
+        end_with_parent()
     link = RankLink(Connection(inherited.link_fd), LeaderToRank)
     leader = _Leader(link)
     try:

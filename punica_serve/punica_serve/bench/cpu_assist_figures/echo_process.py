@@ -1,9 +1,7 @@
 """A process that sends its share of the bytes back, over shared memory or a socket, until its parent ends it."""
 
-import ctypes
 import mmap
 import os
-import signal
 import socket
 import sys
 import time
@@ -11,7 +9,8 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-_PR_SET_PDEATHSIG = 1
+from punica_serve.process.parent_death import end_with_parent
+
 #: A parent that says nothing for this long is gone.
 _MAX_WAIT_S = 30.0
 #: Looks at a word between two looks at the clock.
@@ -87,7 +86,7 @@ def receive_all(connection: socket.socket, buffer: memoryview) -> bool:
 def main(arguments: list[str]) -> None:
     """``arguments``: core, file descriptor, number of the process, of processes, and of bytes in all."""
     way, (core, fd, number, num_processes, num_bytes) = arguments[0], map(int, arguments[1:])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.sched_setaffinity(0, {core})
     own = share_of(number, num_processes, num_bytes)
     if way == "sockets":

@@ -28,6 +28,7 @@ from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packed_header import PackedName, open_chunks
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.memory.page_mapping import map_pages
+from punica_serve.process.parent_death import end_with_parent
 from punica_serve.process.private_files import open_own_file
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -38,7 +39,6 @@ RECORD = Struct("<iiddd")
 OPENED, OPENED_DIRECT, FAILED = -1, -2, -3
 #: Errors beside those of the system: the file is damaged, or another one.
 INVALID = -1
-_PR_SET_PDEATHSIG = 1
 _NICE = 19
 _MAPPED_BYTES = 64 << 20
 
@@ -133,7 +133,7 @@ class _Reads:
 def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the worker decides
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     mapping = mmap.mmap(options.memory, 0)
     memory, control = memoryview(mapping), socket.socket(fileno=options.control)
     lanes = [socket.socket(fileno=fd) for fd in options.lanes]

@@ -6,7 +6,6 @@ job it waits actively for x, and for the other processes between the two product
 few switches between processes; but never past the end of the step or of another process of the job, nor for long.
 """
 
-import ctypes
 import mmap
 import os
 import select
@@ -26,8 +25,8 @@ from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, Excha
 from punica_serve.engine.cpu_assist.life_word import shown_alive
 from punica_serve.engine.cpu_assist.lora_share import HostShare, LayerShare
 from punica_serve.engine.memory.page_mapping import map_pages
+from punica_serve.process.parent_death import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 #: A step that has not gone on for this long will not, even if nobody says that it has ended.
 _MAX_WAIT_S = 10.0
 #: Memory that is mapped between two looks for a job: a few dozen microseconds.
@@ -101,7 +100,7 @@ class AssistProcess:
 def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the worker decides
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)
     shape = msgspec.json.decode(options.shape, type=ExchangeShape)
