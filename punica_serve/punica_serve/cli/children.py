@@ -87,20 +87,21 @@ class Child:
                 return await process.wait(), time.monotonic() - started_s
             finally:
                 guard.cancel()
-                await self._stop(process)
+                await self._stop(process, signs)
 
     async def _kill_when_frozen(self, process: asyncio.subprocess.Process, signs: Watchdog) -> None:
         await signs.until_frozen()
         log.error("the %s is frozen and is killed", self.name)
         process.kill()
 
-    async def _stop(self, process: asyncio.subprocess.Process) -> None:
+    async def _stop(self, process: asyncio.subprocess.Process, signs: Watchdog) -> None:
         """Stops the process, if it runs, and everything left in its process group.
 
-        Uses SIGINT, as all other processes are stopping too: draining is pointless with nowhere to move requests.
+        Uses SIGINT, as all other processes are stopping too: draining is pointless with nowhere to move requests. A
+        process that is still starting has nothing to drain, and SIGINT would print the traceback of its imports.
         """
         if process.returncode is None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT if signs.has_notified else signal.SIGTERM)
             try:
                 await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
             except TimeoutError:

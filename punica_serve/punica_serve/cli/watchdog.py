@@ -39,6 +39,11 @@ class Watchdog:
             _, ancillary, _, _ = self._listener.recvmsg(_MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
             self._num_signs += any(_sender(data) == os.getuid() for _, _, data in ancillary)
 
+    @property
+    def has_notified(self) -> bool:
+        """The process runs its event loop by now, with its signal handlers."""
+        return self._num_signs > 0
+
     async def until_frozen(self) -> None:
         """Returns after ``timeout_s`` without a notification, or START_TIMEOUT_S without a first one."""
         look_s = self._timeout_s / _NUM_LOOKS
@@ -46,7 +51,7 @@ class Watchdog:
         running = StallDetector(0, _NUM_LOOKS)
         while True:
             await asyncio.sleep(look_s)
-            if (running if self._num_signs else starting).observe(self._num_signs):
+            if (running if self.has_notified else starting).observe(self._num_signs):
                 return
 
 

@@ -44,10 +44,8 @@ async def lines(path: Path, count: int) -> list[str]:
     return read()
 
 
-# The tests' parent may ignore SIGINT, as a shell does for background jobs, and children inherit that.
 NOTE_PID_AND_WAIT = """
 import os, signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
 with open(os.environ["NOTES"], "a") as notes:
     print(os.getpid(), file=notes)
 time.sleep(60)
@@ -108,12 +106,13 @@ async def test_a_process_that_ignores_the_signal_is_killed(
 ) -> None:
     monkeypatch.setattr(children, "KILL_TIMEOUT_S", 0.1)
     notes = tmp_path / "notes"
-    code = NOTE_PID_AND_WAIT.replace("default_int_handler", "SIG_IGN")
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{NOTE_PID_AND_WAIT}"
     async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
         (pid,) = await lines(notes, 1)
     assert not is_alive(int(pid))
 
 
+# The tests' parent may ignore SIGINT, as a shell does for background jobs, and children inherit that.
 GIVE_SIGNS_OF_LIFE = """
 import asyncio, os, signal
 from punica_serve.process import readiness
@@ -126,6 +125,32 @@ async def live():
     await signs
 asyncio.run(live())
 """
+
+
+async def test_a_process_that_is_still_starting_is_stopped_without_a_traceback(
+    lifeline_fd: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes"
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{NOTE_PID_AND_WAIT}"
+    async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
+        await lines(notes, 1)
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_process_that_lives_is_stopped_by_sigint_for_it_would_drain_after_sigterm(
+    lifeline_fd: int, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    code = f"""
+import os, signal
+def note(signum, frame):
+    print(signal.Signals(signum).name, file=open(os.environ["NOTES"], "a"))
+    raise SystemExit
+signal.signal(signal.SIGTERM, note)
+{GIVE_SIGNS_OF_LIFE.replace("signal.default_int_handler", "note")}"""
+    async with kept_running(code, lifeline_fd=lifeline_fd, NOTES=str(notes)):
+        await lines(notes, 1)
+    assert (await lines(notes, 2))[1] == "SIGINT"
 
 
 async def test_a_frozen_process_is_killed_and_started_again(
