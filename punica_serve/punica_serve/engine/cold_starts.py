@@ -8,7 +8,8 @@ from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.batching.step_plan import StepPlan
+from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.in_flight import InFlight, launch
 from punica_serve.engine.step_runner import StepRunner
@@ -47,7 +48,7 @@ class ColdStarts:
         plan = self._begin(planned, step)
         if plan is None:
             return None
-        digests = {digest for chunk in plan.prefills if (digest := chunk.sequence.digest) is not None}
+        digests = {digest for chunk in plan.prefills if (digest := chunk.digest) is not None}
         try:
             launched = launch(plan, runner)
         except ArrivalFailed:

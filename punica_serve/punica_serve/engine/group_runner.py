@@ -5,7 +5,7 @@ from collections.abc import Sequence as Series
 
 import torch
 
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_messages import AssistStep
 from punica_serve.engine.ranks.step_wait import StepWait

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.step_runner import LaunchedStep, StepRunner
 
 #: Steps of one kind last about as long: bits of the number of prefill tokens, and of the number of decodes.

@@ -5,7 +5,8 @@ from collections import Counter
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan, StepPlanner
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cold_starts import ColdStarts
 from punica_serve.engine.step_output import Failure
 from punica_serve.errors.invariants import require

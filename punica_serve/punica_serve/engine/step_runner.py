@@ -9,7 +9,7 @@ import torch
 from punica_serve.engine.adapters.layer_arrival import Arrival, ArrivalFailed
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_rows import build_rows
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.torch_exchange import time_exchanges
@@ -53,7 +53,7 @@ class StepRunner(Protocol):
 
 def arrival_for(plan: StepPlan, arrival_of: ArrivalOf) -> Arrival | None:
     """The copy that a step must wait for, layer by layer: its only prefill's adapter may still be arriving."""
-    digests = (chunk.sequence.digest for chunk in plan.prefills)
+    digests = (chunk.digest for chunk in plan.prefills)
     return next((arrival for digest in digests if digest is not None and (arrival := arrival_of(digest))), None)
 
 

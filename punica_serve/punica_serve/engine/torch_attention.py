@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.batching.step_rows import StepRows
 
 

@@ -17,7 +17,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import device_runner, step_runner
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.batching.sequence import Sequence as EngineSequence
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_rows import StepRows, build_rows
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.sampler import SampledToken

@@ -11,7 +11,7 @@ from engine_fixtures import MakeAdapter
 from mixed_batch import Answers, assert_same, mixed_requests, serve
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.engine_parts import EngineParts, alone
 from punica_serve.engine.host_tiers import open_early

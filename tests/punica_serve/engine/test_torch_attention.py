@@ -9,7 +9,7 @@ from torch import Tensor
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.batching.step_rows import build_rows
 from punica_serve.engine.torch_attention import TorchAttention
 from punica_serve.protocol import Request, SamplingParams

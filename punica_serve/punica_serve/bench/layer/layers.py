@@ -17,7 +17,7 @@ from punica_serve.bench.lone_rank import stand_in
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence as EngineSequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.batching.step_rows import build_rows
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.graph_runner import PlannedAttention

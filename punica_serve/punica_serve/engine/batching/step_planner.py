@@ -8,14 +8,12 @@ its pages and stays out of the step; no other request waits for it.
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 
-from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.batching_rules import give_pages, may_admit, share_budget, take_missing
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.cpu_assist.assist_job import AssistJob
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.prefill_chunks import ChunkCosts
@@ -31,70 +29,6 @@ MayJoin = Callable[[Sequence, int], bool]
 
 def _never(sequence: Sequence, num_decodes: int) -> bool:
     return False
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Tokens [start, end) of a sequence."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    #: The chunk ends with the newest token, so the next one is sampled.
-    is_last: bool
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One model invocation. Prefills of one adapter are adjacent, and so are decodes, beginning with those of the last
-    prefill's adapter.
-    """
-
-    prefills: tuple[PrefillChunk, ...]
-    decodes: tuple[Sequence, ...]
-    #: CPU processes compute the only prefill's LoRA in layers whose weights are not on the device.
-    assist: AssistJob | None = None
-    #: The only prefill's adapter may not be on the device of each rank yet.
-    is_early: bool = False
-    #: Some requests hold pages together; False: no two of its sequences do.
-    shares_pages: bool = False
-
-    @property
-    def sampled(self) -> tuple[Sequence, ...]:
-        """The sequences that get a token, in row order."""
-        return (*(chunk.sequence for chunk in self.prefills if chunk.is_last), *self.decodes)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of all prefills together."""
-        return sum([chunk.num_tokens for chunk in self.prefills])
-
-    @property
-    def num_adapters(self) -> int:
-        """Different adapters in the step."""
-        return len({sequence.digest for sequence in self.sequences if sequence.digest})
-
-    @property
-    def lora_kind(self) -> LoraKind:
-        """The LoRA that the step needs."""
-        return max((sequence.lora_kind for sequence in self.sequences), default=LoraKind.NONE)
-
-    @property
-    def sequences(self) -> tuple[Sequence, ...]:
-        return (*(chunk.sequence for chunk in self.prefills), *self.decodes)
-
-    def advance(self) -> None:
-        """Has its sequences count the tokens that it caches and samples, once it is launched, though it still runs."""
-        for sequence in self.decodes:
-            sequence.num_cached += 1
-            sequence.num_in_flight += 1
-        for chunk in self.prefills:
-            chunk.sequence.num_cached = chunk.end
-            chunk.sequence.num_in_flight += chunk.is_last
 
 
 class StepPlanner:
@@ -199,11 +133,11 @@ class StepPlanner:
         preempted = self._grow()
         decodes = [sequence for sequence in self._runnable(is_ready) if sequence.is_decoding]
         prefills = self._prefills(is_ready, lambda sequence: may_join(sequence, len(decodes)))
-        self._prefilling = tuple(chunk.sequence for chunk in prefills)
         if not prefills and not decodes:
             return None, preempted
-        shares_pages = self._cache.pages.num_shared > 0
-        return StepPlan(prefills, _order_decodes(decodes, prefills), shares_pages=shares_pages), preempted
+        plan = StepPlan.by_adapter(prefills, decodes, shares_pages=self._cache.pages.num_shared > 0)
+        self._prefilling = tuple(chunk.sequence for chunk in plan.prefills)
+        return plan, preempted
 
     def next_chunk_tokens(self, sequence: Sequence) -> int:
         """Tokens of the sequence that one step would prefill, if it were the only one."""
@@ -289,10 +223,7 @@ class StepPlanner:
             chunks = self._share(filter(is_ready, in_turn), self._max_prefills)
         if chunks:
             self._turns.take(prefilling, chunks[0].sequence)
-        by_adapter: dict[str | None, list[PrefillChunk]] = {}
-        for chunk in chunks:
-            by_adapter.setdefault(chunk.sequence.digest, []).append(chunk)
-        return tuple(chunk for group in by_adapter.values() for chunk in group)
+        return chunks
 
     def _share(self, in_turn: Iterable[Sequence], max_prefills: int) -> tuple[PrefillChunk, ...]:
         prefixes = self._cache.prefixes
@@ -302,25 +233,10 @@ class StepPlanner:
         shares = share_budget(
             prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
         )
-        return tuple(_chunk(sequence, num_tokens) for sequence, num_tokens in shares)
+        return tuple(PrefillChunk.of(sequence, num_tokens) for sequence, num_tokens in shares)
 
     def _has_pages(self, sequence: Sequence) -> bool:
         """Whether it has the pages of its next chunk."""
         self._cache.prefixes.give_back(sequence)
         num_missing, num_free = self._num_missing(sequence), self._cache.pages.num_free
         return take_missing(sequence, num_missing, num_free=num_free, give=self._give_pages)
-
-
-def _chunk(sequence: Sequence, num_tokens: int) -> PrefillChunk:
-    end = sequence.num_cached + num_tokens
-    return PrefillChunk(sequence, sequence.num_cached, end, end == sequence.num_tokens)
-
-
-def _order_decodes(decodes: list[Sequence], prefills: tuple[PrefillChunk, ...]) -> tuple[Sequence, ...]:
-    """Groups rows by adapter, those of the last prefill's adapter first."""
-    by_adapter: dict[str | None, list[Sequence]] = {}
-    if prefills:
-        by_adapter[prefills[-1].sequence.digest] = []
-    for sequence in decodes:
-        by_adapter.setdefault(sequence.digest, []).append(sequence)
-    return tuple(sequence for group in by_adapter.values() for sequence in group)

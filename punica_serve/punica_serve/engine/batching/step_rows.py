@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +105,4 @@ def build_segments(plan: StepPlan, num_prefill_rows: int | None = None) -> Segme
 def _runs(chunk: PrefillChunk) -> tuple[tuple[str | None, int], ...]:
     """The adapter and the number of rows before the request's adapter is invoked, and from there on."""
     num_base = min(max(0, chunk.sequence.invoked_at - chunk.start), chunk.num_tokens)
-    return (None, num_base), (chunk.sequence.digest, chunk.num_tokens - num_base)
+    return (None, num_base), (chunk.digest, chunk.num_tokens - num_base)

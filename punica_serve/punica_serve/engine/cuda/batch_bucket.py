@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 
 # A step between two sizes costs as much as the larger one. A few more rows cost a decode nothing, since it reads all
 # weights anyway, and a prefill a quarter at most. 112 and 224, with decodes beside them, fill tiles of the library's

@@ -20,7 +20,7 @@ from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups, PrefixGroupT
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.kv_cache import KvCache
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cuda.attention_backend import fa3_modules
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.flashinfer_rows import FlashInferMemory, FlashInferRows, PrefillShape

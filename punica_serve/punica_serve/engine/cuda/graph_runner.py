@@ -9,7 +9,7 @@ from torch import Tensor
 from punica_kernels.sampled_tokens import fill_sampled
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
 from punica_serve.engine.torch_lora import PagesOf

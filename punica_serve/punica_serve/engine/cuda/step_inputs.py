@@ -13,7 +13,7 @@ from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_kernels.members import Indices
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_rows import build_segments
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, TABLE_SECTIONS, Section, StepInputBuffer

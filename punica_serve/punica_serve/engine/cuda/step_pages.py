@@ -14,7 +14,7 @@ import numpy as np
 
 from punica_kernels.members import Indices
 from punica_serve.engine.batching.sequence import Sequence as RequestSequence
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_input_buffer import Int32s
 from punica_serve.paging.page_rule import first_kept_page

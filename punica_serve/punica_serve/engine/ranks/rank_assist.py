@@ -12,7 +12,7 @@ from threading import Lock
 import torch
 
 from punica_serve.engine.adapters.host_cache import HostCache
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.ranks.rank_copies import RankCopies
@@ -46,7 +46,7 @@ class RankAssist:
         """The next step, with a job if it gets help and the processes can give it."""
         if self._number is None or self._assist is None:
             return plan
-        digest = plan.prefills[0].sequence.digest
+        digest = plan.prefills[0].digest
         assert digest is not None
         arrival, copy = self._copies.arrival(digest), self._host_cache.get(digest)
         if copy is None:

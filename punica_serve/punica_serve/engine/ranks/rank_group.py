@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.ranks.launch_times import LaunchTimes, Phase, launch_lags_us
 from punica_serve.engine.ranks.message_ring import RingStuck
 from punica_serve.engine.ranks.pending_commands import PendingCommands

@@ -13,7 +13,7 @@ from itertools import count, islice
 
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.ranks.ring_frames import StepWords, read_words, step_frame
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import Request

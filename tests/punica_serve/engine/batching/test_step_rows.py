@@ -1,7 +1,7 @@
 import torch
 
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.batching.step_rows import BatchLen, Segments, build_rows, build_segments
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.batching.step_plan import StepPlan
+from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.paging.prefix_hash import prefix_hash
 from punica_serve.protocol import PrefixCaching, Request, SamplingParams
 from tiny_config import tiny_config

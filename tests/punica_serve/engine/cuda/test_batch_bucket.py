@@ -3,7 +3,7 @@
 import pytest
 
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
 from punica_serve.protocol import Request, SamplingParams
 

@@ -11,7 +11,7 @@ from device_waits import waits_are_errors
 from punica_kernels.tile_fields import TileField
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.cuda_attention import (
     DEFAULT_OPTIONS,

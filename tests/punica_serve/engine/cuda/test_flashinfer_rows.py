@@ -5,7 +5,7 @@ import torch
 
 from attention_desk import AttentionDesk
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cuda.attention_backend import fa3_modules
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.cuda_attention import AttentionOptions

@@ -21,7 +21,7 @@ from punica_serve.engine.adapters.layer_arrival import CpuArrival
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket, BatchBuckets
 from punica_serve.engine.cuda.cuda_attention import (
     DEFAULT_OPTIONS,

@@ -6,7 +6,7 @@ import torch
 from punica_kernels.lora_table import LoraTableShape
 from punica_serve.base_model.lora_layout import LoraKind, LoraLimits
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.cuda_runner import table_shapes
 from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, StepInputBuffer
@@ -73,16 +73,6 @@ def test_an_engine_has_tables_for_what_its_limits_let_in(limits: LoraLimits, pag
     assert ("head" in shapes.get(LoraKind.WIDE, {})) is limits.vocabulary
     sections = StepInputs.sections(BatchBucket(16, 3), shapes)
     assert ("wide_qkv" in sections, "wide_head" in sections) == (LoraKind.WIDE in pages, limits.vocabulary)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "kind"),
-    [([], LoraKind.NONE), ([128, 8], LoraKind.USUAL), ([8, 129], LoraKind.WIDE), ([256], LoraKind.WIDE)],
-)
-def test_a_steps_kind_is_the_highest_of_its_requests(ranks: list[int], kind: LoraKind) -> None:
-    refs = [None, *map(_ref, ranks)]
-    decodes = [Sequence.of(Request("r", 0, (1,), SamplingParams(), ref), 64) for ref in refs]
-    assert StepPlan((), tuple(decodes)).lora_kind is kind
 
 
 def test_each_kind_writes_its_own_tables() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import PrefillChunk, StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.step_pages import PageRuns, StepPages, lay_out_pages, page_runs
 from punica_serve.protocol import Request, SamplingParams

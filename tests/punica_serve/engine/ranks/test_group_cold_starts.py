@@ -29,7 +29,7 @@ from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cpu_assist import assistant
 from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange

@@ -9,7 +9,7 @@ import torch
 
 from cold_requests import NUM_LAYERS, cold_adapters, cold_request, run_requests
 from punica_serve.config.engine_section import ColdStart, EngineConfig
-from punica_serve.engine.batching.step_planner import StepPlan
+from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_runner import LaunchedStep
 from punica_serve.protocol import Request

@@ -11,7 +11,8 @@ from punica_kernels.shared_prefixes import MIN_PREFIX_TOKENS, PrefixGroupTracker
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlan, StepPlanner
+from punica_serve.engine.batching.step_plan import StepPlan
+from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.ranks.step_frames import StepDecoder, StepEncoder
 from punica_serve.paging.prefix_hash import prefix_hash
 from punica_serve.protocol import PrefixCaching, Request, SamplingParams
