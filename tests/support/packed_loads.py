@@ -14,7 +14,7 @@ from punica_serve.engine.adapters import chunk_reads, packed_header, packed_stor
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.adapters.packed_chunk import Chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_views
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.protocol import AdapterRef
@@ -38,11 +38,11 @@ class Gate:
             last = bytes_left = chunks[-1].place.start
             return chunks
 
-        def read(file: RangeReader, chunk: Chunk) -> None:
+        def read(file: RangeReader, chunk: Chunk) -> float:
             if chunk.place.start == last:
                 self.begun.set()
                 assert self._opened.wait(DEADLINE_S)
-            read_chunk(file, chunk)
+            return read_checked(file, chunk)
 
         def write(pool: LoraPool, batch: Any, first: int, last: int) -> None:
             nonlocal bytes_left
@@ -52,7 +52,7 @@ class Gate:
                 self.others_done.set()
 
         monkeypatch.setattr(packed_store, "open_chunks", open_chunks)
-        monkeypatch.setattr(chunk_reads, "read_chunk", read)
+        monkeypatch.setattr(chunk_reads, "read_checked", read)
         monkeypatch.setattr(LoraPool, "write_part", write)
 
     def open(self) -> None:

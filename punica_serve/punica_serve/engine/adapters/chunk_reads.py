@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from punica_serve.engine.adapters.disk_watch import DiskWatch
-from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.range_reader import RangeReader
 
 #: Is told when the file was opened and found to be the adapter's: whether it is read past the page cache, and the time.
@@ -112,9 +112,7 @@ class ChunkReads:
         try:
             while (chunk := _next(self._waiting)) is not None:
                 begun_s = time.perf_counter()
-                read_chunk(self._file, chunk)
-                read_s = time.perf_counter()
-                check_chunk(chunk)
+                read_s = begun_s + read_checked(self._file, chunk)
                 self._watch.newest_chunk_s = checked_s = time.perf_counter()
                 self._done.put(ChunkRead(chunk.place, begun_s, read_s, checked_s))
         except BaseException:

@@ -12,8 +12,6 @@ from punica_serve.engine.adapters.range_reader import RangeReader
 
 #: Bytes of the file's header, before the first chunk. Chunks begin at multiples of it.
 BLOCK_BYTES = 4096
-#: A core sums so much from its own cache, where it has just read it to.
-_PIECE_BYTES = 512 << 10
 
 
 class PackedFileInvalid(Exception):
@@ -30,39 +28,23 @@ class Chunk:
     checksum: bytes
 
 
-def read_checked(file: RangeReader, chunk: Chunk) -> float:
-    """Does ``read_chunk`` and ``check_chunk`` piece by piece, with their errors. Returns the seconds of its reads.
+def read_checked(file: RangeReader, chunk: Chunk, piece_bytes: int | None = None) -> float:
+    """Reads a chunk into its place and checks it. Returns the seconds of its reads.
 
-    It takes the GIL for each piece. A disk is read in one.
+    Raises PackedFileInvalid if it is damaged or the file ends within, and OSError. ``piece_bytes`` are read and summed
+    at a time, each giving the GIL up and taking it again; None, and a disk that is read directly: the whole chunk.
     """
     num_bytes = len(chunk.memory)
-    piece_bytes = num_bytes if file.is_direct else _PIECE_BYTES
+    if piece_bytes is None or file.is_direct:
+        piece_bytes = num_bytes
     checksum, reads_s = xxhash.xxh3_128(), 0.0
     for start in range(0, num_bytes, piece_bytes):
         piece = chunk.memory[start : start + piece_bytes]
         begun_s = time.perf_counter()
-        _read(file, piece, chunk.place.start + start)
+        if file.read(piece, BLOCK_BYTES + chunk.place.start + start) < len(piece):
+            raise PackedFileInvalid("it is cut short")
         reads_s += time.perf_counter() - begun_s
         checksum.update(piece)
-    _require(checksum.digest(), chunk)
-    return reads_s
-
-
-def read_chunk(file: RangeReader, chunk: Chunk) -> None:
-    """Reads one chunk into its place. Raises PackedFileInvalid if the file ends within; OSError."""
-    _read(file, chunk.memory, chunk.place.start)
-
-
-def check_chunk(chunk: Chunk) -> None:
-    """Raises PackedFileInvalid if a chunk that was read is damaged."""
-    _require(xxhash.xxh3_128_digest(chunk.memory), chunk)
-
-
-def _read(file: RangeReader, memory: memoryview, start: int) -> None:
-    if file.read(memory, BLOCK_BYTES + start) < len(memory):
-        raise PackedFileInvalid("it is cut short")
-
-
-def _require(checksum: bytes, chunk: Chunk) -> None:
-    if checksum != chunk.checksum:
+    if checksum.digest() != chunk.checksum:
         raise PackedFileInvalid("a chunk is damaged")
+    return reads_s

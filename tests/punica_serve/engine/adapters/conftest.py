@@ -16,7 +16,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import chunk_reads
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.adapters.packed_chunk import Chunk, read_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.range_reader import RangeReader
@@ -142,9 +142,9 @@ def thread_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The starts of chunks that threads have read."""
     starts: list[int] = []
 
-    def read(file: RangeReader, chunk: Chunk) -> None:
+    def read(file: RangeReader, chunk: Chunk) -> float:
         starts.append(chunk.place.start)
-        read_chunk(file, chunk)
+        return read_checked(file, chunk)
 
-    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    monkeypatch.setattr(chunk_reads, "read_checked", read)
     return starts

@@ -50,13 +50,13 @@ def test_after_a_damaged_chunk_no_other_is_begun(
     monkeypatch.setattr(packed_store, "_MIN_READERS", 1)
     monkeypatch.setattr(packed_store, "_READERS_SHARE", 0.0)
     starts: list[int] = []
-    original = packed_chunk.read_chunk
+    original = packed_chunk.read_checked
 
-    def read(file: Any, chunk: Any) -> None:
+    def read(file: Any, chunk: Any) -> float:
         starts.append(chunk.place.start)
-        original(file, chunk)
+        return original(file, chunk)
 
-    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    monkeypatch.setattr(chunk_reads, "read_checked", read)
     copy = Worker(folder, model).load(ref)
     assert starts == [0] and len(packings) == 2
     assert equal(copy, Worker(folder.parent / "other", model).load(ref))

@@ -73,15 +73,15 @@ def test_a_disk_that_hangs_holds_its_own_load_alone(
     packings.clear()
     worker = Worker(folder, model)
     num_threads = worker.store._readers._max_workers
-    begun, go_on, original = threading.Semaphore(0), threading.Event(), packed_chunk.read_chunk
+    begun, go_on, original = threading.Semaphore(0), threading.Event(), packed_chunk.read_checked
 
-    def read(file: Any, chunk: Any) -> None:
+    def read(file: Any, chunk: Any) -> float:
         if not go_on.is_set():
             begun.release()
             assert go_on.wait(DEADLINE_S)
-        original(file, chunk)
+        return original(file, chunk)
 
-    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    monkeypatch.setattr(chunk_reads, "read_checked", read)
     monkeypatch.setattr(disk_watch, "_HANG_S", 0.02)
     hanging = worker.reader.start(refs[0])
     assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(num_threads))
@@ -103,13 +103,13 @@ def test_a_disk_that_is_slow_is_waited_for(
     for ref in refs:
         Worker(folder, model).packs(ref)
     packings.clear()
-    original = packed_chunk.read_chunk
+    original = packed_chunk.read_checked
 
-    def read(file: Any, chunk: Any) -> None:
+    def read(file: Any, chunk: Any) -> float:
         time.sleep(0.1)
-        original(file, chunk)
+        return original(file, chunk)
 
-    monkeypatch.setattr(chunk_reads, "read_chunk", read)
+    monkeypatch.setattr(chunk_reads, "read_checked", read)
     monkeypatch.setattr(disk_watch, "_HANG_S", 0.5)
     worker = Worker(folder, model)
     reads = [worker.reader.start(ref) for ref in refs]

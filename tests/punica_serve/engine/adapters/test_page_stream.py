@@ -14,9 +14,10 @@ from punica_serve.engine.adapters import chunk_reads, page_stream
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.adapters.packed_chunk import Chunk, check_chunk
+from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.adapters.page_stream import PageStream
+from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
 
@@ -60,13 +61,14 @@ def test_chunks_that_come_while_others_are_copied_are_one_copy(
     num_bytes = packed[0].num_bytes
     bytes_left, lock = num_bytes, Lock()
 
-    def check(chunk: Chunk) -> None:
+    def read(file: RangeReader, chunk: Chunk) -> float:
         nonlocal bytes_left
-        check_chunk(chunk)
+        seconds = read_checked(file, chunk)
         with lock:
             bytes_left -= len(chunk.memory)
             if bytes_left == 0:
                 all_read.set()
+        return seconds
 
     def prepare_late(*arguments: Any) -> CopyBatch:
         assert all_read.wait(DEADLINE_S)
@@ -77,7 +79,7 @@ def test_chunks_that_come_while_others_are_copied_are_one_copy(
         stretches.append(last - first)
         copy(pool, batch, first, last)
 
-    monkeypatch.setattr(chunk_reads, "check_chunk", check)
+    monkeypatch.setattr(chunk_reads, "read_checked", read)
     monkeypatch.setattr(LoraPool, "begin_parts", prepare_late)
     monkeypatch.setattr(LoraPool, "write_part", write)
     harness = make()
