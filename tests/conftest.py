@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 
 #: `browser` and `tab`, for the rooms that look at pages.
 pytest_plugins = ("browser_fixtures",)

@@ -25,7 +25,8 @@ from punica_frontend.tenancy.meter import Meter
 from punica_frontend.tenancy.retention import Retention
 from punica_frontend.tenancy.sessions import Sessions
 from punica_frontend.tenancy.usage_writer import UsageWriter
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.links.https_context import server_context
 from punica_serve.links.ssl_context import client_context

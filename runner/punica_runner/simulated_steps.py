@@ -7,7 +7,7 @@ from typing import NoReturn
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.supervisor_link import SupervisorLink
 from punica_serve.base_model.chunk_costs import chunk_costs_of
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.performance.profile import load_profile

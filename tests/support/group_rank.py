@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import FileStore
 from interpreted_norm import InterpretedNorm
 from mixed_batch import Answers, serve
 from punica_serve.adapters.folder import read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.protocol import AdapterRef

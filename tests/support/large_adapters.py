@@ -16,7 +16,8 @@ import numpy as np
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.targets import linear_modules
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 
 _PIECE_BYTES = 1 << 20
 _BOUNDARY = "boundary-of-the-form"

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from websockets.asyncio.client import ClientConnection
 
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.bench.percentiles import percentiles_ms
 from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
 from punica_serve.config.cluster import load_config

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.lora_layout import pages_of_rank
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import SINGLE, Rank
 from punica_serve.bench.lone_rank import stand_in
 from punica_serve.config.engine_section import EngineConfig

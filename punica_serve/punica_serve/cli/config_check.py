@@ -127,8 +127,8 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
     """
     from punica_serve.adapters.pool_fit import check_dummies_fit_pool
     from punica_serve.base_model.checkpoint import checked_weights
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.base_model.group_sizes import check_group_size
-    from punica_serve.base_model.model_config import read_model_config
     from punica_serve.engine.ranks.exchange_choice import read_times
     from punica_serve.links.https_context import server_context
     from punica_serve.links.ssl_context import check_files

@@ -50,7 +50,7 @@ def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> 
     Only its configuration is read. Raises ModelRejected if the model can't be served, ConfigError if it does not fit
     the GPU.
     """
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.base_model.rank import Rank
 
     model = read_model_config(engine.model)
@@ -95,7 +95,7 @@ def check_files(engine: "EngineConfig") -> str | None:
 def _missing(engine: "EngineConfig") -> Iterator[str]:
     """What the folder lacks, each with what to do."""
     from punica_serve.base_model.checkpoint import checked_weights
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.text.tokenizer import Tokenizer
 
     try:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool

@@ -6,7 +6,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from punica_serve.base_model.checkpoint import checked_weights
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.config.engine_section import EngineConfig

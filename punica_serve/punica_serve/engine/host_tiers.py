@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCache

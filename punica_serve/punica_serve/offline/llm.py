@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
 from punica_serve.offline import open_llms

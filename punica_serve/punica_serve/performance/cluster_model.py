@@ -1,6 +1,6 @@
 """The performance model of a live cluster, from its config."""
 
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile, shipped_profiles

@@ -6,7 +6,8 @@ the paper's 7B, 13B and 70B (Llama 2), models that are commonly fine-tuned, and 
 
 from pathlib import Path
 
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import ConfigError
 
 _FOLDER = Path(__file__).parent

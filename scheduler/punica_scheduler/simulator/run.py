@@ -14,7 +14,7 @@ from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.expected_rank import engine_of
 from punica_serve.base_model.chunk_costs import chunk_costs_of
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.config.simulation_section import SloConfig

@@ -14,7 +14,7 @@ from punica_frontend.adapters.lifecycle import Lifecycle, validation
 from punica_frontend.adapters.registration import CHECKS, Fetch, RegistrationRequest
 from punica_frontend.api.caller import Caller
 from punica_frontend.generation.templates import TemplateRenderer
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.config.cluster import parse_config
 from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import AdapterRef, TenantQuota

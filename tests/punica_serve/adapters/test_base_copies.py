@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from punica_serve.adapters.folder import load_adapter, read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.errors import AdapterRejected
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from punica_serve.adapters.folder import load_adapter, read_adapter
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 
 WEIGHTS = "adapter_model.safetensors"

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from config_files import CONFIG_FILES, SHAPE
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.errors import ModelRejected
 from punica_serve.models.rotary import inverse_frequencies, magnitude
 from transformers_oracle import RefusedByTransformers, rotary_embedding

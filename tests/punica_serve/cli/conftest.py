@@ -13,7 +13,7 @@ import yaml
 from blank_weights import write_blank_weights
 from ports import free_port
 from punica_serve.base_model.checkpoint import tensor_shapes
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.cli import commands
 
 LLAMA = {

@@ -12,7 +12,7 @@ import pytest
 from blank_weights import write_blank_weights
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.checkpoint import tensor_shapes
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteConfig = Callable[..., Path]

@@ -7,7 +7,7 @@ import pytest
 
 from blank_weights import write_blank_weights
 from punica_serve.base_model.checkpoint import tensor_shapes
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.shapes import shape_folder
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import load_config, parse_config
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError

@@ -12,7 +12,7 @@ from engine_fixtures import MakeAdapter, MakeEngine
 from engine_tokens import add_step, tokens_of
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from engine_fixtures import MakeEngine
 from punica_serve.adapters.folder import read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.engine.cuda.attention_backend import fa3_modules
 from punica_serve.engine.cuda.flashinfer_modules import why_not
 from punica_serve.engine.engine import Engine

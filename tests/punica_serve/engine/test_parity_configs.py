@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 

@@ -11,7 +11,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from engine_fixtures import MakeEngine
 from punica_serve.adapters.folder import read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.protocol import Request, SamplingParams
 
 #: PEFT warns of embeddings that are tied.

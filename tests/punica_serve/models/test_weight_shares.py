@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.model_spec import Projection
 from punica_serve.base_model.rank import Rank
 from punica_serve.models.model_weights import ModelWeights, dummy_weights, load_weights, weights_num_bytes

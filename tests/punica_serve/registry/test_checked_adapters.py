@@ -9,7 +9,8 @@ import pytest
 
 from punica_serve.adapters.folder import WEIGHTS_NAME
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.cli.up.given_adapters import check_given_adapters
 from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.protocol import AdapterRef

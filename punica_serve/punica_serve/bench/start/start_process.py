@@ -20,7 +20,7 @@ def main(engine_config: str, device: str, started_s: str) -> None:
 
 def _start(engine_config: str, device: str, started_s: float, early: EarlyRanks | None) -> None:
     # Imported here, because ranks are started before all that takes time.
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.config.engine_section import EngineConfig
     from punica_serve.offline.engine_start import start_engine
 

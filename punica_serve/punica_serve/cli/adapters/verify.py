@@ -26,7 +26,7 @@ def verify(
     """
     from punica_serve.adapters.folder import read_adapter
     from punica_serve.adapters.pool_fit import check_fits_pool
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.config.cluster import load_config
     from punica_serve.process.logs import LogLevel, configure_logging
 

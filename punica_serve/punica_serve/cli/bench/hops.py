@@ -40,7 +40,7 @@ def command(
 
 
 def _benchmark(cluster: "ClusterConfig", settings: "HopSettings", progress: Progress) -> "Report":
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.bench.hops.hops_run import run_hops
 
     return run_hops(cluster, read_model_config(cluster.engine.model), settings, progress)

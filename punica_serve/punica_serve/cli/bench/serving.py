@@ -91,7 +91,7 @@ def command(
 
 
 def _benchmark(cluster: "ClusterConfig", settings: "ServingSettings", key: str | None, progress: Progress) -> "Report":
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.bench.serving.serving_report import make_report
     from punica_serve.bench.serving.serving_run import run_all
 
@@ -102,7 +102,7 @@ def _benchmark(cluster: "ClusterConfig", settings: "ServingSettings", key: str |
 
 def _write_peer_files(folder: Path, cluster: "ClusterConfig", count: int, rank: int, batch_size: int | None) -> None:
     """Writes as many adapters as a population of ``count`` requests can have. Raises ConfigError."""
-    from punica_serve.base_model.model_config import read_model_config
+    from punica_serve.base_model.config_json import read_model_config
     from punica_serve.bench.serving.serving_peer import write_peer_files
 
     check_folder(folder, "--peer-files")

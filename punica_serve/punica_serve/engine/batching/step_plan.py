@@ -27,7 +27,7 @@ class PrefillChunk:
 
     @property
     def digest(self) -> str | None:
-        """Of the sequence's adapter; None: the base model."""
+        """The sequence's adapter; None is the base model."""
         return self.sequence.digest
 
     @property

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.lora_layout import pages_of_rank
 from punica_serve.base_model.memory_budget import MemoryPlan
-from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import open_device, total_bytes

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.bench.serving.serving_cluster import with_dummies, write_tokenizer
 from punica_serve.config.cluster import parse_config
 from punica_serve.shapes import shape_folder

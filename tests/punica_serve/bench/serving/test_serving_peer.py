@@ -5,7 +5,7 @@ import pytest
 from rich.progress import Progress
 
 from punica_serve.adapters.folder import read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.bench.serving.serving_peer import vllm_script, write_peer_files
 from punica_serve.config.engine_section import EngineConfig
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from punica_serve.adapters.folder import read_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.cli.adapters import parity
 from punica_serve.cli.adapters.parity import (
     TOLERANCE,

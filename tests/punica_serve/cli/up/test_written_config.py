@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.cli.up.written_config import config_for
 from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError

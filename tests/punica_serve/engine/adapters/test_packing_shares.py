@@ -8,7 +8,8 @@ import torch
 
 from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.step_floor import StepBytes
 from punica_serve.engine.adapters.packed_file import PackedLayout

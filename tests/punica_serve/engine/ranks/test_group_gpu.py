@@ -9,7 +9,7 @@ import torch
 
 from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.architectures import ARCHITECTURES
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from thread_ranks import run_ranks
 
 pytestmark = [

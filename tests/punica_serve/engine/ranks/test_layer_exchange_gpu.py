@@ -15,7 +15,7 @@ import torch
 import norm_rank
 from group_rank import log_of, serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
-from punica_serve.base_model.model_config import read_model_config
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.engine.ranks.flashinfer_module import is_compiled
 
 pytestmark = [

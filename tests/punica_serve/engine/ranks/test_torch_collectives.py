@@ -9,7 +9,8 @@ import torch
 
 from group_rank import log_of, serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
-from punica_serve.base_model.model_config import ModelConfig, read_model_config
+from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.collectives.exchange_run import write_times
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, MeasuredGroup, Way
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.generation_config import GenerationDefaults
-from punica_serve.base_model.model_config import read_model_config
 from punica_serve.base_model.model_spec import Llama3RopeScaling
 from punica_serve.errors import ModelRejected
 
