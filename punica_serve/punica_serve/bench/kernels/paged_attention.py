@@ -2,6 +2,7 @@
 
 from functools import cache
 from itertools import accumulate
+from math import gcd
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 PAGE_SIZE = 16
 #: New tokens times tokens of context, of a case on a CPU.
 _MAX_CPU_SCORES = 1 << 20
+#: Scores that the reference holds at a time, of 8 bytes.
+_MAX_REFERENCE_SCORES = 1 << 29
 COLUMNS = (
     Column("case", "case"),
     Column("requests", "requests"),
     Column("new_tokens", "new tokens"),
     Column("context", "total context"),
     Column("group", "heads per kv head"),
+    Column("head_dim", "head size"),
     Column("us", "µs", ".1f"),
     Column("flashinfer_us", "FlashInfer, fa2", ".1f"),
     Column("fa3_us", "fa3", ".1f"),
@@ -53,6 +57,7 @@ class AttentionCase(NamedTuple):
     num_new: int = 1
     #: Query heads that share one head of keys and values.
     group: int = 1
+    head_dim: int = HEAD_DIM
     #: Tokens that requests have in common, and how many requests each time.
     prefix: int = 0
     sharers: int = 1
@@ -68,18 +73,18 @@ class AttentionCase(NamedTuple):
     def flop(self, num_heads: int) -> int:
         """Operations of both products, for the positions that causal rows attend to."""
         hidden = self.num_new * (self.num_new - 1) // 2
-        return 4 * num_heads * HEAD_DIM * sum(self.num_new * context - hidden for context in self.contexts)
+        return 4 * num_heads * self.head_dim * sum(self.num_new * context - hidden for context in self.contexts)
 
     def num_bytes(self, num_heads: int, itemsize: int) -> int:
         """Bytes of keys, values and queries read, and results written."""
         num_rows = len(self.contexts) * self.num_new
-        return 2 * (self.num_tokens // self.group + num_rows) * num_heads * HEAD_DIM * itemsize
+        return 2 * (self.num_tokens // self.group + num_rows) * num_heads * self.head_dim * itemsize
 
 
 @cache
 def all_cases() -> tuple[AttentionCase, ...]:
     """Batches of decodes, one with contexts as uneven as the workload's, long ones alone, and some with prefixes, read
-    by each or once; whole prompts; chunks of long ones, and their few last tokens.
+    by each or once; whole prompts, long ones too; chunks of long ones, and their few last tokens.
     """
     halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
     return (
@@ -112,6 +117,18 @@ def all_cases() -> tuple[AttentionCase, ...]:
             for new in (16, 64, 128, 256, 512, 1024, 2048)
             for context in sorted({max(new, 128), 8192})
         ),
+        *(
+            AttentionCase(f"{new} new of {context}", (context,), new)
+            for new, context in ((2048, 8192), (8192, 8192), (2048, 32000))
+        ),
+        *(
+            AttentionCase(f"{new} new of {context}, groups of 8", (context,), new, group=8)
+            for new, context in ((512, 32000), (2048, 32000), (32000, 32000))
+        ),
+        *(
+            AttentionCase(f"{new} new of {new}, heads of 256", (new,), new, group=2, head_dim=256)
+            for new in (512, 2048)
+        ),
     )
 
 
@@ -119,32 +136,33 @@ class AttentionTensors:
     """One case, with a cache of as many layers as the benchmark has. Pages are scattered, as in a used pool."""
 
     def __init__(self, bench: KernelBench, case: AttentionCase) -> None:
-        heads, dtype, device = bench.settings.hidden_size // HEAD_DIM, bench.dtype, bench.device
-        kv_heads = max(1, heads // case.group)
+        dtype, device, head_dim = bench.dtype, bench.device, case.head_dim
+        heads = _num_heads(bench, case)
+        kv_heads = gcd(heads, max(1, heads // case.group))
         self.case = case
         counts = [-(-context // PAGE_SIZE) for context in case.contexts]
         self._page_starts = [0, *accumulate(counts)]
         num_pages = self._page_starts[-1]
         self._pool = torch.randn(
-            num_pages, bench.settings.num_layers, 2, PAGE_SIZE, kv_heads, HEAD_DIM, dtype=dtype, device=device
+            num_pages, bench.settings.num_layers, 2, PAGE_SIZE, kv_heads, head_dim, dtype=dtype, device=device
         )
         #: int32, one request's after the other's.
         pages = self._share(torch.randperm(num_pages, dtype=torch.int32))
         self.pages = pages.to(device)
         num_requests = len(case.contexts)
-        self.q = torch.randn(num_requests * case.num_new, heads, HEAD_DIM, dtype=dtype, device=device)
+        self.q = torch.randn(num_requests * case.num_new, heads, head_dim, dtype=dtype, device=device)
         self.out = torch.empty_like(self.q)
         self._shape = AttentionShape.of(
             num_requests,
             case.num_new,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=HEAD_DIM,
+            head_dim=head_dim,
             dtype=dtype,
             device=device,
             shares_prefixes=case.reads_once,
         )
-        self._workspace = AttentionWorkspace.of([self._shape], HEAD_DIM, device)
+        self._workspace = AttentionWorkspace.of([self._shape], head_dim, device)
         words = np.empty(self._shape.num_words, dtype=np.int32)
         starts = range(0, len(self.q) + 1, case.num_new)
         tables = [table.tolist() for table in pages.tensor_split(self._page_starts[1:-1])]
@@ -168,7 +186,7 @@ class AttentionTensors:
         """Runs our kernel, into ``out``."""
         keys, values = self.layer(layer)
         tables = (self.pages, self._tiles, self._shape, self._workspace)
-        paged_attention(self.out, self.q, keys, values, *tables, HEAD_DIM**-0.5)
+        paged_attention(self.out, self.q, keys, values, *tables, self.case.head_dim**-0.5)
 
     def expected(self, layer: int) -> Tensor:
         """torch's attention in float64."""
@@ -177,12 +195,15 @@ class AttentionTensors:
     def _expected(self, layer: int, request: int) -> Tensor:
         num_new, context = self.case.num_new, self.case.contexts[request]
         own = self.pages[self._page_starts[request] : self._page_starts[request + 1]].long()
-        k, v = (pool[own].flatten(0, 1)[:context].double() for pool in self.layer(layer))
-        seen = torch.ones(num_new, context, dtype=torch.bool, device=k.device).tril(context - num_new)
-        rows = self.q[request * num_new : (request + 1) * num_new].double()
-        q, k, v = (tensor.transpose(0, 1) for tensor in (rows, k, v))
-        attended: Tensor = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-        return attended.transpose(0, 1)
+        k, v = (pool[own].flatten(0, 1)[:context].double().transpose(0, 1) for pool in self.layer(layer))
+        q = self.q[request * num_new : (request + 1) * num_new].transpose(0, 1)
+        num_rows = max(1, _MAX_REFERENCE_SCORES // (len(q) * context))
+        blocks = []
+        for first in range(0, num_new, num_rows):
+            rows = q[:, first : first + num_rows].double()
+            seen = torch.ones(rows.shape[1], context, dtype=torch.bool, device=k.device).tril(context - num_new + first)
+            blocks.append(scaled_dot_product_attention(rows, k, v, attn_mask=seen, enable_gqa=True))
+        return torch.cat(blocks, 1).transpose(0, 1)
 
 
 def measure(bench: KernelBench, cases: tuple[AttentionCase, ...] | None = None) -> TableData:
@@ -196,10 +217,9 @@ def measure(bench: KernelBench, cases: tuple[AttentionCase, ...] | None = None) 
         rows.append(row)
         if reason:
             missing.add(reason)
-    num_heads = bench.settings.hidden_size // HEAD_DIM
     return TableData(
         "paged_attention",
-        f"Attention, {num_heads} heads of {HEAD_DIM}, {bench.settings.dtype}, µs {bench.how}, cold",
+        f"Attention, heads of {bench.settings.hidden_size} in all, {bench.settings.dtype}, µs {bench.how}, cold",
         COLUMNS,
         rows,
         notes=(
@@ -208,6 +228,10 @@ def measure(bench: KernelBench, cases: tuple[AttentionCase, ...] | None = None) 
             *(f"FlashInfer was not measured: {reason}" for reason in sorted(missing)),
         ),
     )
+
+
+def _num_heads(bench: KernelBench, case: AttentionCase) -> int:
+    return max(1, bench.settings.hidden_size // case.head_dim)
 
 
 def _cases_on(device: torch.device) -> tuple[AttentionCase, ...]:
@@ -225,12 +249,12 @@ def _measure(bench: KernelBench, case: AttentionCase) -> tuple[tuple[Value, ...]
     us = bench.time_us(tensors.attend)
     fa2_us, missing = _flashinfer_us(bench, tensors, expected, "fa2")
     fa3_us = None if case.num_new == 1 or missing else _flashinfer_us(bench, tensors, expected, "fa3")[0]
-    num_heads = bench.settings.hidden_size // HEAD_DIM
+    num_heads = _num_heads(bench, case)
     num_bytes = case.num_bytes(num_heads, bench.dtype.itemsize)
     floor_us = bench.floor_us(num_bytes, flop=case.flop(num_heads))
     theirs = [time for time in (fa2_us, fa3_us) if time]
     times_faster = min(theirs) / us if theirs else None
-    what = (case.name, len(case.contexts), case.num_new, sum(case.contexts), case.group)
+    what = (case.name, len(case.contexts), case.num_new, sum(case.contexts), case.group, case.head_dim)
     return (*what, us, fa2_us, fa3_us, times_faster, floor_us, us / floor_us, error), missing
 
 

@@ -19,6 +19,7 @@ COLUMNS = (
     Column("batch", "batch"),
     Column("population", "population"),
     Column("us", "layer, µs", ".1f"),
+    Column("added_us", "+ LoRA, µs", ".1f"),
     Column("times_backbone", "x backbone", ".3f"),
 )
 
@@ -49,6 +50,7 @@ def _measure(bench: LayerBench, model: ModelConfig, context_length: int) -> list
         buckets=decode_buckets(settings.batch_sizes),
         context_length=context_length,
         rank=settings.rank,
+        limits=settings.limits,
         dtype=bench.dtype,
         device=bench.device,
     )
@@ -57,12 +59,12 @@ def _measure(bench: LayerBench, model: ModelConfig, context_length: int) -> list
         cell = (model.name, context_length, batch_size)
         backbone = layers.decode(adapters_of(None, batch_size))
         backbone_us = bench.layer_us(layers.forward(backbone))
-        rows.append((*cell, BACKBONE, backbone_us, 1.0))
+        rows.append((*cell, BACKBONE, backbone_us, 0.0, 1.0))
         for population in Population:
             step = layers.decode(adapters_of(population, batch_size))
             layers.check(step, backbone)
-            microseconds = bench.layer_us(layers.forward(step))
-            rows.append((*cell, population.value, microseconds, microseconds / backbone_us))
+            us = bench.layer_us(layers.forward(step))
+            rows.append((*cell, population.value, us, us - backbone_us, us / backbone_us))
     return rows
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from punica_serve.base_model.lora_layout import LORA_GROUPS, LoraKind, pages_needed
+from punica_serve.base_model.lora_layout import LORA_GROUPS, LoraKind, LoraLimits, pages_needed
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.lone_rank import stand_in
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
@@ -45,10 +45,11 @@ class RandomLayers:
         buckets: Sequence[BatchBucket],
         context_length: int,
         rank: int,
+        limits: LoraLimits,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """``buckets``: of the steps to come."""
+        """``buckets``: of the steps to come. ``limits``: of the adapters for which the tables have room."""
         whole = replace(model.whole, num_hidden_layers=num_layers, vocab_size=_VOCAB_SIZE)
         self.config = whole.shard(model.rank)
         self.weights = dummy_weights(self.config, dtype, device)
@@ -64,7 +65,9 @@ class RandomLayers:
         self._cache.pool.normal_()  # not earlier: on a CPU, pages start zeroed
         self._ref = AdapterRef("", "", 0, dict.fromkeys(self.config.linear_shapes, rank))
         most_adapters = most_decodes + (prompt_pages > 0)
-        self._pool, self._adapter_pages = _random_adapters(self.config, most_adapters, self._ref, dtype, device)
+        num_pages = most_adapters * max(pages_needed(self._ref.ranks).values())
+        self._pool = LoraPool(self.config, num_pages=num_pages, dtype=dtype, device=device, limits=limits)
+        self._adapter_pages = _random_adapters(self._pool, most_adapters, self._ref)
         self._gpu = _GpuParts(self._cache, self.config, buckets) if device.type == "cuda" else None
 
     def decode(self, adapters: Sequence[int | None]) -> ForwardBatch:
@@ -161,12 +164,9 @@ def _named(ref: AdapterRef, adapter: int) -> AdapterRef:
     return AdapterRef(f"{adapter}", ref.uri, ref.num_bytes, ref.ranks)
 
 
-def _random_adapters(
-    model: ModelConfig, count: int, ref: AdapterRef, dtype: torch.dtype, device: torch.device
-) -> tuple[LoraPool, dict[str, AdapterPages]]:
-    """Adapters with separate weights. No two pages of an adapter are adjacent, as in a used pool."""
+def _random_adapters(pool: LoraPool, count: int, ref: AdapterRef) -> dict[str, AdapterPages]:
+    """Fills an empty pool with adapters. No two pages of an adapter are adjacent, as in a used pool."""
     needed = pages_needed(ref.ranks)
-    pool = LoraPool(model, num_pages=count * max(needed.values()), dtype=dtype, device=device)
     for tensors in pool.groups.values():
         tensors.a.normal_(std=0.02)
         tensors.b.normal_(std=0.02)
@@ -175,7 +175,7 @@ def _random_adapters(
         for own in pages.values():
             for group, taken in pool.allocate(dict.fromkeys(needed, 1)).items():
                 own[group] += taken
-    return pool, pages
+    return pages
 
 
 class _GpuParts:

@@ -38,6 +38,7 @@ def measure(bench: LayerBench) -> TableData:
         buckets=[BatchBucket(rows, num_decodes) for rows in settings.prompt_lengths],
         context_length=context_length,
         rank=settings.rank,
+        limits=settings.limits,
         dtype=bench.dtype,
         device=bench.device,
     )

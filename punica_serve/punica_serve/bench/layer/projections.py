@@ -55,6 +55,7 @@ def measure(bench: LayerBench) -> TableData:
         buckets=decode_buckets(batch_sizes),
         context_length=_CONTEXT_LENGTH,
         rank=settings.rank,
+        limits=settings.limits,
         dtype=bench.dtype,
         device=bench.device,
     )

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from rich.progress import Progress
 
+from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.bench.cells import Bench, check_cpu_size
 from punica_serve.bench.layer.layer_sizes import GPU_SIZES, LARGEST_CPU_SIZES
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.errors import ConfigError
 from punica_serve.workload import Population, counts
 
 
@@ -26,16 +28,23 @@ class LayerSettings:
     prompt_lengths: tuple[int, ...] = GPU_SIZES.prompts
     num_beside_prefill: int = GPU_SIZES.beside_prefill
     rank: int = 16
+    #: Of the adapters for which LoRA's tables have room.
+    limits: LoraLimits = USUAL_LIMITS
     #: Layers with separate weights in one CUDA graph; results are means over them.
     num_layers: int = GPU_SIZES.layers
     num_replays: int = GPU_SIZES.replays
     dtype: ModelDtype = "bfloat16"
 
+    def __post_init__(self) -> None:
+        if self.rank > self.limits.max_rank:
+            message = f"`--rank` is {self.rank}, and `--max-lora-rank` is {self.limits.max_rank}"
+            raise ConfigError(f"{message}: lower one or raise the other", param="rank")
+
     def check_cpu(self) -> None:
         """Raises ConfigError, by option, for sizes that take too long on a CPU."""
         largest = LARGEST_CPU_SIZES
         check_cpu_size("--context", max(self.context_lengths), max(largest.contexts))
-        check_cpu_size("--batch", max(self.batch_sizes), max(largest.batches))
+        check_cpu_size("--batch", max(*self.batch_sizes, *self.projection_batch_sizes), max(largest.batches))
         check_cpu_size("--prompt", max(self.prompt_lengths), max(largest.prompts))
         check_cpu_size("--layers", self.num_layers, largest.layers)
         check_cpu_size("--replays", self.num_replays, largest.replays)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from punica_serve.base_model.lora_layout import USUAL_LORA_RANK, LoraLimits
 from punica_serve.bench.layer.layer_sizes import CPU_SIZES, GPU_SIZES, LayerSection
 from punica_serve.cli.bench.common import DEFAULT_DEVICE, DEFAULT_OUT, DeviceOption, OutOption, measure
 from punica_serve.cli.bench.engine_options import ShardOption, shard_of
@@ -25,13 +26,23 @@ def command(
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=1_024, help="Batch sizes of figure 10; default 1 to 32, on a CPU 1 and 4."),
+        typer.Option(
+            min=1,
+            max=1_024,
+            help="Batches of decodes; default 1 to 32 for figure10 and 32, 64 for projections, on a CPU 1 and 4.",
+        ),
     ] = None,
     prompt: Annotated[
         list[int] | None,
         typer.Option(min=1, max=65_536, help="Prompts beside decodes; default 512 and 2048, on a CPU 64."),
     ] = None,
     rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
+    max_lora_rank: Annotated[
+        int,
+        typer.Option(
+            min=8, max=128, help="The highest rank for which LoRA's tables have room, as in engine.max_lora_rank."
+        ),
+    ] = USUAL_LORA_RANK,
     shard: ShardOption = None,
     layers: Annotated[
         int | None,
@@ -55,10 +66,11 @@ def command(
         models=tuple(shape_of(name).shard(rank_of_group) for name in shape or usual.shapes),
         context_lengths=tuple(context or usual.contexts),
         batch_sizes=tuple(sorted(batch or usual.batches)),
-        projection_batch_sizes=usual.projection_batches,
+        projection_batch_sizes=tuple(sorted(batch or usual.projection_batches)),
         prompt_lengths=tuple(prompt or usual.prompts),
         num_beside_prefill=usual.beside_prefill,
         rank=rank,
+        limits=LoraLimits(max_lora_rank),
         num_layers=layers or usual.layers,
         num_replays=replays or usual.replays,
     )

@@ -18,7 +18,8 @@ def test_cases_are_decodes_few_and_many_and_prefills_of_many_sizes() -> None:
     assert len({case.name for case in cases}) == len(cases)
     decodes = [case for case in cases if case.num_new == 1]
     assert {len(case.contexts) for case in decodes} == {1, 8, 32, 64} and {case.group for case in decodes} == {1, 4}
-    assert {case.num_new for case in cases} == {1, 16, 64, 128, 256, 512, 1024, 2048}
+    assert {case.num_new for case in cases} == {1, 16, 64, 128, 256, 512, 1024, 2048, 8192, 32000}
+    assert {case.head_dim for case in cases} == {128, 256}
 
 
 def test_operations_are_those_of_causal_rows() -> None:
@@ -48,6 +49,13 @@ def test_the_reference_is_causal_attention_over_scattered_pages(bench: KernelBen
         assert relative_error(tensors.expected(1)[5 + row], attended) < 1e-6
 
 
+def test_the_reference_is_the_same_in_blocks_of_rows(bench: KernelBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = AttentionTensors(bench, AttentionCase("", (20, 37), 5, head_dim=256))
+    whole = tensors.expected(0)
+    monkeypatch.setattr(paged_attention, "_MAX_REFERENCE_SCORES", 2 * 37)
+    assert relative_error(tensors.expected(0), whole) < 1e-12
+
+
 def test_it_measures_and_draws(bench: KernelBench, tmp_path: Path) -> None:
     cases = (
         AttentionCase("prompt", (5,), 5),
@@ -55,6 +63,7 @@ def test_it_measures_and_draws(bench: KernelBench, tmp_path: Path) -> None:
         AttentionCase("decodes", (40, 3, 1), group=2),
         AttentionCase("each", (150, 161, 170, 144), prefix=128, sharers=2),
         AttentionCase("once", (150, 161, 170, 144), prefix=128, sharers=2, reads_once=True),
+        AttentionCase("wide", (21,), 21, group=2, head_dim=256),
     )
     table = paged_attention.measure(bench, cases)
     assert [(record["case"], record["requests"]) for record in table.records] == [
@@ -63,6 +72,7 @@ def test_it_measures_and_draws(bench: KernelBench, tmp_path: Path) -> None:
         ("decodes", 3),
         ("each", 4),
         ("once", 4),
+        ("wide", 1),
     ]
     for record in table.records:
         assert record["us"] and float(record["error"] or 0) < 1e-5 and record["flashinfer_us"] is None

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from punica_serve.base_model.lora_layout import LoraLimits
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.layer.layers import NoAttention, RandomLayers
 from punica_serve.bench.layer.setting import adapters_of
@@ -22,6 +23,7 @@ def layers(tiny_model: ModelConfig) -> RandomLayers:
             buckets=[BatchBucket(0, 1), BatchBucket(0, 4), BatchBucket(24, 3)],
             context_length=20,
             rank=8,
+            limits=LoraLimits(8),
             dtype=torch.float32,
             device=torch.device("cpu"),
         )

@@ -38,7 +38,11 @@ def test_it_measures_every_cell_and_draws(settings: LayerSettings, tmp_path: Pat
     assert [record["population"] for record in projections.records] == ["distinct", "uniform", "skewed", "identical"]
     assert not any(record["goal_us"] or record["peer_us"] for record in projections.records)
     assert len(figure.records) == 2 * 2 * 5
-    assert all(record["times_backbone"] == 1 for record in figure.records if record["population"] == "backbone")
+    assert all(
+        (record["added_us"], record["times_backbone"]) == (0, 1)
+        for record in figure.records
+        if record["population"] == "backbone"
+    )
     assert [(record["prompt"], record["decodes"]) for record in prefills.records] == [(24, 3)]
     write_json(report, tmp_path)
     assert [path.name for path in save_figures(report, tmp_path)] == [

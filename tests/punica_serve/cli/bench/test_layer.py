@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
 from punica_serve.bench.layer import run as layer_run
 from punica_serve.bench.layer.layer_sizes import LayerSection
 from punica_serve.bench.layer.setting import LayerSettings
@@ -35,8 +36,17 @@ def test_options_become_settings(tmp_path: Path, seen: list[Seen]) -> None:
     ((settings, sections, device),) = seen
     assert sections == tuple(LayerSection) and settings.prompt_lengths == (96,)
     assert [model.name for model in settings.models] == ["llama-2-7b", "llama-2-13b"] and device == "cuda:0"
-    assert settings.batch_sizes == (2, 8) and settings.num_layers == 3 and settings.context_lengths == (64,)
+    assert settings.batch_sizes == settings.projection_batch_sizes == (2, 8) and settings.limits == USUAL_LIMITS
+    assert settings.num_layers == 3 and settings.context_lengths == (64,)
     assert (tmp_path / "layer.json").is_file()
+
+
+def test_tables_have_room_for_the_highest_rank(tmp_path: Path, seen: list[Seen]) -> None:
+    args = ["layer", "--out", str(tmp_path), "--rank=16"]
+    assert CliRunner().invoke(app, [*args, "--max-lora-rank=16"]).exit_code == 0
+    assert seen[0][0].limits == LoraLimits(16)
+    with pytest.raises(ConfigError, match=r"^`--rank` is 16, and `--max-lora-rank` is 8: lower one or raise the other"):
+        CliRunner().invoke(app, [*args, "--max-lora-rank=8"], catch_exceptions=False)
 
 
 def test_a_cpu_measures_sizes_that_it_ends(tmp_path: Path, seen: list[Seen]) -> None:
