@@ -4,7 +4,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 
 from punica_serve.bench.control_plane import frontends, hosts
 from punica_serve.bench.control_plane.load_process import LoadProcess
-from punica_serve.bench.control_plane.parts import PartTimes, parts_us
+from punica_serve.bench.control_plane.parts import ChurnEvent, PartTimes, churn_us, parts_us
 from punica_serve.bench.control_plane.placement import PlacementTime, placement_times
 from punica_serve.bench.control_plane.placement_report import placement_goals, placements_table
 from punica_serve.bench.control_plane.queue_memory import bytes_per_queued_request
@@ -95,7 +95,7 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
             for name, has_churn in (("steady", False), ("churn", True))
         ]
         with tuned_gc():
-            parts = parts_us(settings)
+            parts, churn = parts_us(settings), churn_us(settings)
         progress.advance(task)
         with tuned_gc():
             placements = placement_times(settings)
@@ -109,6 +109,7 @@ def run(settings: ControlPlaneSettings, progress: Progress) -> Report:
         [
             _table(settings, measurements),
             _parts(parts),
+            _churn(churn),
             placements_table(placements),
             _goals(measurements, placements, queued_bytes),
         ],
@@ -177,6 +178,14 @@ def _parts(parts: PartTimes) -> TableData:
         "in the benchmark's own process, with reports of all GPUs in turn; the rest is sockets, event loop and frames"
     )
     return TableData("parts", "Parts of the scheduler's work per token, steady", columns, rows, (note,))
+
+
+def _churn(churn: Mapping[ChurnEvent, float]) -> TableData:
+    """The time of each event under churn."""
+    columns = (Column("event", "event"), Column("us", "CPU µs", ".1f"))
+    rows: list[tuple[Value, ...]] = [(event.value, us) for event, us in churn.items()]
+    note = "means, in the benchmark's own process, with reports of all GPUs in turn"
+    return TableData("churn", "Scheduler.handle of an event, churn", columns, rows, (note,))
 
 
 def _goals(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from punica_serve.bench.control_plane.parts import parts_us
+from punica_serve.bench.control_plane.parts import ChurnEvent, churn_us, parts_us
 from punica_serve.bench.control_plane.placement import placement_times
 from punica_serve.bench.control_plane.run import ControlPlaneMeasured, run
 from punica_serve.bench.control_plane.settings import ControlPlaneSettings
@@ -49,15 +49,21 @@ def test_every_part_takes_its_time() -> None:
     assert min(parts.decode, parts.handle, parts.encode) > 0
 
 
+def test_every_event_of_churn_takes_its_time() -> None:
+    times = churn_us(SMALL)
+    assert set(times) == set(ChurnEvent) and min(times.values()) > 0
+
+
 @pytest.mark.slow
 def test_a_small_fleet_through_the_real_scheduler(tmp_path: Path) -> None:
     with Progress(disable=True) as progress:
         report = run(SMALL, progress)
-    loads, parts, placements, goals = (table.records for table in report.tables)
+    loads, parts, churn, placements, goals = (table.records for table in report.tables)
     assert [load["load"] for load in loads] == ["steady", "churn"]
     assert all(isinstance(load["tokens_per_s"], float) and load["tokens_per_s"] > 0 for load in loads)
     assert all(isinstance(load["idle_share"], float) and 0 <= load["idle_share"] <= 1.01 for load in loads)
     assert loads[0]["requests_per_s"] == 0.0 and loads[1]["requests_per_s"]
+    assert len(churn) == len(ChurnEvent)
     assert len(parts) == 3 and all(part["us_per_token"] for part in parts)
     assert len(placements) == 8 and all(placement["us"] for placement in placements)
     assert len(goals) == 5 and all(goal["measured"] for goal in goals)
