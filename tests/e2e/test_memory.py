@@ -175,7 +175,7 @@ async def large_requests(client: httpx.AsyncClient) -> None:
         ("/detokenize", {"tokens": ids}, 200),
         ("/v1/generate", {"prompt": text}, 400),
         ("/v1/generate", {"input_ids": ids}, 400),
-        ("/v1/generate", {"input_ids": ["5"] * 500_000}, 422),
+        ("/v1/generate", {"input_ids": ["5"] * 500_000}, 400),
         ("/v1/generate", {"prompt": [text] * 5}, 422),
         ("/v1/completions", {"prompt": [text] * 5}, 400),
         ("/v1/chat/completions", {"messages": messages * 5}, 400),

@@ -5,6 +5,8 @@ import json
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from punica_frontend.api.json_request import TooManyStrings
+
 
 def not_json(error: RequestValidationError) -> str:
     """Describes a syntax error, found by the framework's parser or by pydantic."""
@@ -26,6 +28,8 @@ def what_failed(error: HTTPException) -> str:
 
 def _reason_of(cause: BaseException | None) -> str:
     match cause:
+        case TooManyStrings():
+            return str(cause)
         case UnicodeDecodeError():
             return f"it is not UTF-8 at byte {cause.start}"
         case RecursionError():

@@ -8,7 +8,7 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from punica_frontend.api.json_request import JsonRequest
+from punica_frontend.api.json_request import MAX_STRINGS, JsonRequest, TooManyStrings
 
 #: JSON by value, with whatever Python writes: lone surrogates, large numbers, NaN.
 DOCUMENTS = st.recursive(
@@ -59,3 +59,14 @@ async def test_unreadable_bodies_raise_the_errors_of_pythons_parser(body: bytes)
     with pytest.raises(own.type) as raised:
         await request_with(body).json()
     assert str(raised.value) == str(own.value)
+
+
+@pytest.mark.parametrize("text", ["5", "\\", '"'])
+async def test_too_many_strings(text: str) -> None:
+    with pytest.raises(TooManyStrings, match="65536 strings"):
+        await request_with(json.dumps([text] * (2 * MAX_STRINGS + 1)).encode()).json()
+
+
+async def test_as_many_strings_as_may_be_and_a_text_of_quotes() -> None:
+    document = ["5"] * (MAX_STRINGS - 1) + ['"' * 3 * MAX_STRINGS]
+    assert await request_with(json.dumps(document).encode()).json() == document
