@@ -10,8 +10,11 @@ from punica_frontend.dashboard.pages import api_page, dashboard_page
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.fields.policy import FieldPolicy
 from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.input_processor import InputProcessor
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.rate_limits import RateLimitHeaders
+from punica_frontend.generation.request_account import RequestAccounts
+from punica_frontend.generation.request_spans import FrontendSpans
 from punica_frontend.http.connection import BodyLimit, BodyLimits
 from punica_frontend.http.head_requests import HeadAsGet
 from punica_frontend.http.trailing_slashes import WithoutTrailingSlash
@@ -134,20 +137,19 @@ def _openai(
 
 
 def _generator(dependencies: AppDependencies, prompts: PromptEncoder) -> Generator:
-    return Generator(
-        dependencies.client,
-        dependencies.registry,
-        dependencies.tokenizer,
-        prompts,
-        dependencies.model,
-        dependencies.admission,
+    config, model = dependencies.config, dependencies.model
+    client, registry, base_name = dependencies.client, dependencies.registry, config.engine.served_name
+    max_context = config.engine.context_of(model)
+    inputs = InputProcessor(client, registry, prompts, model, base_name=base_name, max_context=max_context)
+    accounts = RequestAccounts(
         dependencies.metrics,
         dependencies.meter,
-        base_name=dependencies.config.engine.served_name,
-        max_context=dependencies.config.engine.context_of(dependencies.model),
-        logs_requests=dependencies.config.log.requests,
-        sink=dependencies.sink,
+        client.report_promises,
+        base_name=base_name,
+        logs_requests=config.log.requests,
+        spans=FrontendSpans(dependencies.sink) if dependencies.sink else None,
     )
+    return Generator(client, registry, dependencies.tokenizer, inputs, dependencies.admission, accounts)
 
 
 def _adapters(dependencies: AppDependencies) -> list[APIRouter]:

@@ -20,7 +20,10 @@ from punica_frontend.adapters.lifecycle import Lifecycle
 from punica_frontend.app import create_app, max_body_bytes
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.generation.admission import Admission
+from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.input_processor import InputProcessor
 from punica_frontend.generation.prompts import PromptEncoder
+from punica_frontend.generation.request_account import RequestAccounts
 from punica_frontend.generation.templates import TemplateRenderer
 from punica_frontend.http.http_server import http_server
 from punica_frontend.http.listener import bind
@@ -210,6 +213,30 @@ def dependencies(
 @pytest.fixture
 def admission(dependencies: AppDependencies) -> Admission:
     return dependencies.admission
+
+
+@pytest.fixture
+def inputs(
+    cluster: EchoCluster, registry: Registry, prompts: PromptEncoder, model: ModelConfig, limits: PromptLimits
+) -> InputProcessor:
+    return InputProcessor(cluster, registry, prompts, model, base_name="numbers", max_context=limits.max_context)
+
+
+@pytest.fixture
+def accounts(cluster: EchoCluster) -> RequestAccounts:
+    return RequestAccounts(Metrics(), Meter(), cluster.report_promises, base_name="numbers")
+
+
+@pytest.fixture
+def generator(
+    cluster: EchoCluster,
+    registry: Registry,
+    tokenizer: Tokenizer,
+    inputs: InputProcessor,
+    admission: Admission,
+    accounts: RequestAccounts,
+) -> Generator:
+    return Generator(cluster, registry, tokenizer, inputs, admission, accounts)
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, answer, usage
 from punica_frontend.generation.direct_output import DirectOutput
-from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.ready_streams import ReadyStreams
 from punica_frontend.generation.request_ids import cluster_request_id
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.generation.response_stream import ResponseStream
 from punica_frontend.scheduler_link.live_request import Backlog
 from punica_serve.errors import InvalidRequest

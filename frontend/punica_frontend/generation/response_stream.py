@@ -6,10 +6,10 @@ from collections.abc import Callable
 from punica_frontend.api.errors import from_wire
 from punica_frontend.generation.answers import Frame
 from punica_frontend.generation.rate_limits import record_rate_limits
+from punica_frontend.generation.request_account import RequestAccount
 from punica_frontend.generation.text_stream import TextStream
-from punica_frontend.metrics.metrics import RequestMetrics, outcome_of
+from punica_frontend.metrics.metrics import outcome_of
 from punica_frontend.scheduler_link.live_request import LiveRequest
-from punica_frontend.tenancy.meter import Charge
 from punica_serve.errors import PunicaError, RequestFailed
 
 
@@ -23,20 +23,19 @@ class ResponseStream:
         self,
         live: LiveRequest,
         text: TextStream,
-        metrics: RequestMetrics,
-        charge: Charge,
+        account: RequestAccount,
         release: Callable[[LiveRequest], None],
         *,
         lora_id: str | None = None,
     ) -> None:
-        """``release`` is called once with ``live`` on close.
+        """On close ``release`` is called once with ``live``, and the account is closed.
 
         ``lora_id`` is the client's name for the adapter; behind the frontend only its digest is known.
         """
         self._live = live
         self._text = text
-        self._metrics = metrics
-        self._charge = charge
+        self._account = account
+        self._metrics, self._charge = account.metrics, account.charge
         self._release = release
         self._lora_id = lora_id
         self._is_open = True
@@ -93,8 +92,8 @@ class ResponseStream:
         """Idempotent."""
         if self._is_open:
             self._is_open = False
-            self._metrics.end(time.monotonic())
             self._release(self._live)
+            self._account.close()
             self._live.release_backlog()
 
     def _take(self) -> Frame:

@@ -11,7 +11,8 @@ from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.fields.policy import FieldPolicy
 from punica_frontend.generation.choices import MAX_CHOICES, Choices, check_together
-from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.openai.chat_body import ChatBody
 from punica_frontend.openai.completion_body import CompletionBody
 from punica_frontend.openai.conversation import Conversations

@@ -14,8 +14,9 @@ from punica_frontend.api.schemas import Text
 from punica_frontend.fields.lenient_body import LenientBody
 from punica_frontend.fields.policy import FieldPolicy, with_ignored
 from punica_frontend.generation.answers import json_of
-from punica_frontend.generation.generator import Generator, check_vocabulary
+from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.prompts import MAX_INLINE_CHARS, PromptEncoder
+from punica_frontend.generation.request_limits import check_vocabulary
 from punica_frontend.openai.chat_body import MAX_MESSAGES, InputMessage
 from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.error_terms import openai_terms

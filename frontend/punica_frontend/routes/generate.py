@@ -11,7 +11,8 @@ from punica_frontend.api.response_docs import answer_or_events, refusals
 from punica_frontend.api.schemas import GenerateBody
 from punica_frontend.generation.answers import Frame, GenerateAnswer, answer, json_of
 from punica_frontend.generation.event_stream import EventStream
-from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 
 _EXAMPLE = {

@@ -10,8 +10,9 @@ from punica_frontend.api.caller import Caller, caller_of
 from punica_frontend.fields.policy import FieldPolicy, with_ignored
 from punica_frontend.generation.choices import check_together, copies, whole_answers
 from punica_frontend.generation.event_stream import EventStream
-from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.prompts import PromptEncoder
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 from punica_frontend.openai.error_terms import lora_id_of
 from punica_frontend.tgi.answers import Generated, StreamEvent

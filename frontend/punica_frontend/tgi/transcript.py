@@ -3,7 +3,7 @@
 import msgspec
 
 from punica_frontend.generation.answers import Frame, Logprob
-from punica_frontend.generation.generator import RequestPlan
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.tgi.answers import AlternativeToken, FinishReason, StreamDetails, StreamEvent, Token, TopToken
 from punica_frontend.tgi.body import Parameters
 from punica_serve import protocol

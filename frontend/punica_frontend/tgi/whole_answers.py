@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from punica_frontend.generation.answers import GenerateAnswer
-from punica_frontend.generation.generator import RequestPlan
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.openai.best_of import mean_logprob
 from punica_frontend.tgi.answers import BestOfSequence, Details, Generated, PrefillToken
 from punica_frontend.tgi.body import LoraxBody

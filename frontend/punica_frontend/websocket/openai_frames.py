@@ -10,7 +10,8 @@ from punica_frontend.api.caller import Caller
 from punica_frontend.api.errors import error_object
 from punica_frontend.generation.answers import Frame, TokenUsage, usage
 from punica_frontend.generation.choices import Choices
-from punica_frontend.generation.generator import Generator, RequestPlan
+from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.openai.chat_answers import ChatChunks
 from punica_frontend.openai.completion_answers import CompletionChunks
 from punica_frontend.openai.error_terms import renamed

@@ -7,34 +7,14 @@ import pytest
 from echo_cluster import EchoCluster
 from punica_frontend.api.caller import ANYONE
 from punica_frontend.api.schemas import GenerateFields
-from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.answers import Frame, usage
 from punica_frontend.generation.choices import Choices, check_together, copies, stream_all, whole_answers
 from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.generator import Generator
-from punica_frontend.generation.prompts import PromptEncoder
-from punica_frontend.metrics.metrics import Metrics
-from punica_frontend.tenancy.meter import Meter
-from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import ClusterUnavailable, InvalidRequest
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.registry import Registry
-from punica_serve.text.tokenizer import Tokenizer
 from waits import until
-
-
-@pytest.fixture
-def generator(
-    cluster: EchoCluster,
-    registry: Registry,
-    tokenizer: Tokenizer,
-    prompts: PromptEncoder,
-    model: ModelConfig,
-    admission: Admission,
-) -> Generator:
-    return Generator(
-        cluster, registry, tokenizer, prompts, model, admission, Metrics(), Meter(), base_name="numbers", max_context=64
-    )
 
 
 async def planned(generator: Generator, prompt: str, **fields: Any) -> Any:

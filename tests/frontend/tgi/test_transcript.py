@@ -2,7 +2,7 @@ import pytest
 
 from punica_frontend.api.caller import ANYONE
 from punica_frontend.generation.answers import Frame, Logprob
-from punica_frontend.generation.generator import RequestPlan
+from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.tenancy.meter import BilledPrompt
 from punica_frontend.tgi.body import Parameters
 from punica_frontend.tgi.transcript import Transcript

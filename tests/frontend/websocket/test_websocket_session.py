@@ -17,15 +17,11 @@ from punica_frontend.generation.admission import Admission
 from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.prompts import PromptEncoder
 from punica_frontend.generation.templates import TemplateRenderer
-from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.openai.conversation import Conversations
 from punica_frontend.openai.request_planner import RequestPlanner
 from punica_frontend.scheduler_link.live_request import MAX_DELIVERY_BYTES, TOKEN_BYTES, Backlog
-from punica_frontend.tenancy.meter import Meter
 from punica_frontend.websocket.openai_frames import Shapes
 from punica_frontend.websocket.websocket_session import MAX_QUEUED, WebSocketSession
-from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.registry.registry import Registry
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
 from waits import DEADLINE_S, until
@@ -86,28 +82,10 @@ def limits() -> PromptLimits:
 
 
 @pytest.fixture
-def generator(
-    cluster: EchoCluster,
-    registry: Registry,
-    tokenizer: Tokenizer,
-    prompts: PromptEncoder,
-    model: ModelConfig,
-    admission: Admission,
-) -> Generator:
+def generator(generator: Generator, cluster: EchoCluster) -> Generator:
     """A generator over a cluster whose answers never end by themselves."""
     cluster.answer = lambda request: itertools.repeat(5)
-    return Generator(
-        cluster,
-        registry,
-        tokenizer,
-        prompts,
-        model,
-        admission,
-        Metrics(),
-        Meter(),
-        base_name="numbers",
-        max_context=CONTEXT,
-    )
+    return generator
 
 
 Serve = Callable[..., WebSocketSession]
