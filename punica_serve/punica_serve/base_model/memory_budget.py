@@ -58,6 +58,11 @@ def adapter_num_bytes(model: ModelConfig, rank: int, num_value_bytes: int) -> in
     return pages_of_rank(rank) * sum(page_elements(model.spec, group) for group in groups) * num_value_bytes
 
 
+def auto_host_bytes(model: ModelConfig, max_batch_size: int, rank: int, num_value_bytes: int) -> int:
+    """Host memory for `HOST_TIMES` as many adapters of this rank as a step has requests."""
+    return HOST_TIMES * max_batch_size * adapter_num_bytes(model, rank, num_value_bytes)
+
+
 def auto_lora_pages(max_batch_size: int, rank: int, limits: LoraLimits) -> int:
     """Pages for a step of adapters of this rank, one for each request, and for one of the highest rank at least."""
     return max(pages_of_rank(limits.max_rank), max_batch_size * pages_of_rank(rank))

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from punica_serve.cli.group_bytes import group_lines
 from punica_serve.cli.model_check import GPUS, check_files, check_model, engine_for, gpu_bytes, limit_lines
+from punica_serve.cli.room_lines import adapter_lines, batch_line, batch_on
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.process.logs import LogLevel, configure_logging
@@ -83,7 +85,6 @@ def _print(lines: list[str]) -> None:
 def _check_file(file: Path, gpu: str | None) -> None:
     from rich.console import Console
 
-    from punica_serve.adapters.expected_rank import engine_of
     from punica_serve.config.cluster import load_config
     from punica_serve.registry.shared import shared_adapters
 
@@ -92,14 +93,13 @@ def _check_file(file: Path, gpu: str | None) -> None:
     check_host(config)
     shared = shared_adapters(config, model)
     if gpu is not None:
-        _print(check_model(engine_of(config), gpu, config.runner.group_size))
+        _print(_lines_about_gpu(config, gpu))
     console = Console(highlight=False)
     console.print(f"model {config.engine.served_name}: {config.engine.model}", soft_wrap=True, markup=False)
     for told in model.generation.not_applied:
         console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
-    for line in limit_lines(config.engine, model) if gpu is None else ():  # else the lines about the GPU have them
+    for line in _lines_without_gpu(config, model) if gpu is None else ():  # else the lines about the GPU have them
         console.print(line, soft_wrap=True, markup=False)
-    console.print(_told_batch(config), soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers", soft_wrap=True)
     for line in group_lines(config, model) if config.runner.group_size > 1 else ():
@@ -110,14 +110,24 @@ def _check_file(file: Path, gpu: str | None) -> None:
         raise typer.Exit(EXIT_ADAPTER_REFUSED)
 
 
-def _told_batch(config: "ClusterConfig") -> str:
-    """The batch size, and what keeps it from being larger. Raises ConfigError if `auto` has no profile."""
-    from punica_serve.adapters.expected_rank import batch_of
+def _lines_about_gpu(config: "ClusterConfig", gpu: str) -> list[str]:
+    """The model on a GPU, with the batch that fits it. Raises ConfigError if `auto` has no profile, or nothing fits."""
+    from punica_serve.adapters.expected_rank import batch_of, engine_of
 
-    size, limit = batch_of(config)
-    if limit == "max_batch_size":
-        return f"requests in a step: {size}"
-    return f"requests in a step: {size}, limited by {limit}; a GPU may have memory for fewer"
+    engine, num_ranks = engine_of(config), config.runner.group_size
+    batch = batch_on(batch_of(config), engine, num_ranks, gpu_bytes(gpu))
+    return check_model(engine.model_copy(update={"max_batch_size": batch.size}), gpu, num_ranks, batch)
+
+
+def _lines_without_gpu(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
+    """What the settings aim at, where no GPU is known. Raises ConfigError if `auto` has no profile."""
+    from punica_serve.adapters.expected_rank import batch_of, engine_of
+    from punica_serve.base_model.rank import Rank
+
+    engine = engine_of(config)
+    yield from limit_lines(engine, model)
+    yield batch_line(batch_of(config), is_gpu_known=False)
+    yield from adapter_lines(engine, engine.share_of(model, Rank(0, config.runner.group_size)))
 
 
 def check_config(config: "ClusterConfig") -> "ModelConfig":

@@ -29,17 +29,17 @@ def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
     size = config.runner.group_size
     engine = with_expected_rank(config)
     share, pages, limits = engine.share_of(model, Rank(0, size)), engine.lora_pages, engine.lora_limits
-    itemsize = 4 if engine.dtype_of(model) == "float32" else 2
+    itemsize = engine.value_bytes_of(model)
     pool = pool_num_bytes(share, pages, itemsize, limits)
     undivided = undivided_pool_bytes(share, pages, itemsize, limits)
-    weights, all_weights = (_shown(num_weights(each) * itemsize) for each in (share, model))
-    token, whole_token = (_shown(kv_bytes_per_token(each, itemsize)) for each in (share, model))
+    weights, all_weights = (shown_bytes(num_weights(each) * itemsize) for each in (share, model))
+    token, whole_token = (shown_bytes(kv_bytes_per_token(each, itemsize)) for each in (share, model))
     hosts = config.runner.hosts
     on_hosts = f" on {hosts} hosts, whose exchanges are NCCL's or gloo's" if hosts > 1 else ""
     yield (
-        f"group of {size}{on_hosts}: each rank has {weights} of {all_weights} of weights, {_shown(pool)} of LoRA pages"
-        f" ({_shown(undivided)} whole on every rank, {_shown(pool - undivided)} divided), and {token} of {whole_token}"
-        " of KvCache a token"
+        f"group of {size}{on_hosts}: each rank has {weights} of {all_weights} of weights,"
+        f" {shown_bytes(pool)} of LoRA pages ({shown_bytes(undivided)} whole on every rank,"
+        f" {shown_bytes(pool - undivided)} divided), and {token} of {whole_token} of KvCache a token"
     )
     if hosts > 1:
         encrypted = ", also with `tls`" if config.tls else ""
@@ -53,6 +53,7 @@ def group_lines(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
         )
 
 
-def _shown(num_bytes: int) -> str:
+def shown_bytes(num_bytes: int) -> str:
+    """In the largest unit that leaves a number of 1 or more."""
     name, unit = next((each for each in _UNITS if num_bytes >= each[1]), ("bytes", 1))
     return f"{num_bytes / unit:.4g} {name}"

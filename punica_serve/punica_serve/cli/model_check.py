@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from punica_serve.cli.room_lines import adapter_lines, batch_line
 from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.numbers import is_count
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from punica_serve.base_model.model_config import ModelConfig
     from punica_serve.config.engine_section import EngineConfig
     from punica_serve.paging.page_rule import PageRule
+    from punica_serve.performance.auto_batch import AutoBatch
 
 #: The memory on their makers' data sheets, in bytes.
 GPUS = {"h200": 141 * 10**9, "h100": 80 * 10**9, "a100-80": 80 * 10**9}
@@ -44,8 +46,10 @@ def engine_for(folder: Path) -> "EngineConfig":
         raise ConfigError(f"model folder {folder}: {error}", param="model") from error
 
 
-def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> list[str]:
-    """Lines for a reader. ``num_ranks``: GPUs of a group, which divide the model.
+def check_model(
+    engine: "EngineConfig", gpu: str | None, num_ranks: int = 1, batch: "AutoBatch | None" = None
+) -> list[str]:
+    """Lines for a reader. ``num_ranks``: GPUs of a group, which divide the model. ``batch``: the engine's, if `auto`.
 
     Only its configuration is read. Raises ModelRejected if the model can't be served, ConfigError if it does not fit
     the GPU.
@@ -55,7 +59,9 @@ def check_model(engine: "EngineConfig", gpu: str | None, num_ranks: int = 1) -> 
 
     model = read_model_config(engine.model)
     lines = list(_served(engine, model))
-    return lines if gpu is None else [*lines, *_Fit.of(engine, engine.share_of(model, Rank(0, num_ranks)), gpu).lines()]
+    if gpu is None:
+        return lines
+    return [*lines, *_Fit.of(engine, engine.share_of(model, Rank(0, num_ranks)), gpu).lines(batch)]
 
 
 def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
@@ -128,7 +134,7 @@ class _Fit:
             model,
             num_gpu_bytes=num_gpu_bytes,
             share=engine.device_memory_share,
-            num_value_bytes=4 if engine.dtype_of(model) == "float32" else 2,
+            num_value_bytes=engine.value_bytes_of(model),
             num_lora_pages=engine.num_lora_pages,
             max_batch_size=engine.max_batch_size,
             rank=engine.expected_lora_rank,
@@ -149,14 +155,12 @@ class _Fit:
             f" {_gib(self.plan.weight_bytes)}, the LoRA pool {_gib(self.plan.lora_bytes)}"
         )
 
-    def lines(self) -> Iterator[str]:
-        from punica_serve.base_model.lora_layout import pages_of_rank
+    def lines(self, batch: "AutoBatch | None") -> Iterator[str]:
+        from punica_serve.performance.auto_batch import AutoBatch
 
-        plan, engine = self.plan, self.engine
-        rank = engine.expected_lora_rank
-        yield f"{self.gpu}: {self.sizes()}, the KvCache {_gib(plan.kv_bytes)}"
-        yield f"adapters of rank {rank} on the GPU at once: {plan.num_lora_pages // pages_of_rank(rank)}"
-        yield f"requests in a step: {engine.max_batch_size}"
+        yield f"{self.gpu}: {self.sizes()}, the KvCache {_gib(self.plan.kv_bytes)}"
+        yield batch_line(batch or AutoBatch(self.engine.max_batch_size, "max_batch_size"), is_gpu_known=True)
+        yield from adapter_lines(self.engine, self.model, self.plan.num_lora_pages)
         yield from self._contexts()
 
     def _contexts(self) -> Iterator[str]:

@@ -194,6 +194,10 @@ class EngineConfig(ConfigModel):
         """The data type in which the model is served."""
         return self.dtype or model.dtype
 
+    def value_bytes_of(self, model: ModelConfig) -> int:
+        """Bytes of a weight, and of a key's or value's element."""
+        return 4 if self.dtype_of(model) == "float32" else 2
+
     def context_of(self, model: ModelConfig) -> int:
         """Longest prompt plus answer, in tokens. Raises ConfigError if `max_context` exceeds the model's limit."""
         limit = model.max_position_embeddings

@@ -120,7 +120,8 @@ def test_a_file_of_times_that_cannot_be_used_is_refused(
 
 
 def test_a_host_without_torch_checks_a_config() -> None:
-    code = "import sys; import punica_serve.engine.ranks.exchange_choice; sys.exit('torch' in sys.modules)"
+    modules = "punica_serve.engine.ranks.exchange_choice, punica_serve.engine.memory.batch_fit"
+    code = f"import sys; import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

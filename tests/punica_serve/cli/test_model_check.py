@@ -20,7 +20,7 @@ def test_a_config_json_alone_says_what_fits_a_gpu(cli: Cli) -> None:
     assert "adapters may have ranks to 128 (`engine.max_lora_rank`) and update q_proj," in stdout
     assert "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`" in stdout
     assert "no weights and no tokenizer are in " in stdout and "so `up` would refuse it" in stdout
-    assert "adapters of rank 16 on the GPU at once: 32\nrequests in a step: 32\n" in stdout
+    assert "requests in a step: 32\nadapters of rank 16 on the GPU at once: 32\n" in stdout
     assert "requests of the longest, 32,768" in stdout
 
 

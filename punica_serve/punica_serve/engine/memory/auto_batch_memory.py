@@ -1,18 +1,10 @@
-"""Whether the pools of a batch fit a GPU, for `engine.max_batch_size: auto`."""
+"""The batch of `engine.max_batch_size: auto` within the memory of a worker's GPUs."""
 
 from collections.abc import Sequence
 
-import torch
-
-from punica_serve.base_model.config_json import read_model_config
-from punica_serve.base_model.lora_layout import pages_of_rank
-from punica_serve.base_model.memory_budget import MemoryPlan
-from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.memory.batch_fit import largest_within
 from punica_serve.engine.memory.device_memory import open_device, total_bytes
-from punica_serve.paging.kv_window import kv_window_of
-from punica_serve.paging.page_rule import PageRule
-from punica_serve.performance.auto_batch import AUTO_SIZES
 
 
 def largest_that_fits(config: EngineConfig, devices: Sequence[str]) -> int:
@@ -23,29 +15,4 @@ def largest_that_fits(config: EngineConfig, devices: Sequence[str]) -> int:
     device that can't be used.
     """
     device = open_device(devices[0])
-    if device.type != "cuda":
-        return config.max_batch_size
-    num_gpu_bytes = total_bytes(device)
-    sizes = [size for size in AUTO_SIZES if size <= config.max_batch_size]
-    return max((size for size in sizes if batch_fits(size, config, len(devices), num_gpu_bytes)), default=sizes[0])
-
-
-def batch_fits(size: int, config: EngineConfig, group_size: int, num_gpu_bytes: int) -> bool:
-    """Whether GPUs with so much memory hold a batch of requests of `target_context` tokens, of which the share
-    `target_distinct` have adapters of their own.
-    """
-    model = read_model_config(config.model)
-    plan = MemoryPlan.of(
-        config.share_of(model, Rank(0, group_size)),
-        num_gpu_bytes=num_gpu_bytes,
-        share=config.device_memory_share,
-        num_value_bytes=getattr(torch, config.dtype_of(model)).itemsize,
-        num_lora_pages=config.num_lora_pages,
-        max_batch_size=size,
-        rank=config.expected_lora_rank,
-        limits=config.lora_limits,
-    )
-    lora_pages = round(config.target_distinct * size) * pages_of_rank(config.expected_lora_rank)
-    rule = PageRule.of(config.page_size, kv_window_of(config, model))
-    kv_pages = size * rule.held_by(config.target_context)
-    return plan.kv_tokens // config.page_size >= kv_pages and plan.num_lora_pages >= lora_pages
+    return largest_within(config, len(devices), total_bytes(device)) if device.type == "cuda" else config.max_batch_size
