@@ -2,6 +2,9 @@
 
 It is started with the first load, and again some time after it has died. While it is not ready, threads of the worker
 read. It ends with its worker, in which it has nothing that would be lost.
+
+A load that gets nothing for a moment asks the system whether the process was stopped, as by SIGSTOP. If so, it is
+killed, and threads read what is left. A process whose disk is slow was not stopped, and is waited for.
 """
 
 import logging
@@ -35,6 +38,10 @@ _MODULE = "punica_serve.engine.adapters.chunk_process"
 MAX_LOADS = 8
 #: From one start of the process to the next, at least.
 _RESTART_S = 60.0
+#: A process that is not ready so long after its start is killed.
+_START_S = 60.0
+#: So long without a record, a load asks whether the process was stopped: some steps, and less than anybody notices.
+_LOOK_S = 0.05
 #: The records of more chunks than an adapter has.
 _RECORDS_BYTES = 1 << 16
 #: A process that was killed ends within that time, unless it waits for a disk.
@@ -69,11 +76,19 @@ class _Child:
         """Whether it has said that it is ready, as far as ``look`` knows, has a lane free and is not known to end."""
         return self._is_ready and not self.is_killed and bool(self.free_lanes)
 
-    def look(self) -> None:
-        """Looks whether it is ready."""
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped all of its threads. One that waits for a disk goes on until it has its bytes."""
+        with suppress(ChildProcessError):  # it has ended
+            return os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+
+    def look(self) -> bool:
+        """Whether it is ready, or has been."""
         if not self._is_ready:
             with suppress(OSError):  # nothing was said yet
                 self._is_ready = bool(self.control.recv(1))
+        return self._is_ready
 
     def kill(self) -> None:
         self.is_killed = True
@@ -142,20 +157,25 @@ class ReaderProcess:
         except OSError:  # it has just died, or takes no more
             child.free_lanes[number] = lane
             return None
-        return ProcessReads(
-            lane, places, self._watch, partial(self._kill, child), partial(self._end_load, child, number)
-        )
+        end_silent, end_load = partial(self._end_silent, child), partial(self._end_load, child, number)
+        return ProcessReads(lane, places, self._watch, end_silent, end_load)
 
     def _end_load(self, child: _Child, number: int, lane: socket.socket) -> None:
         with self._lock:
             child.give_back(number, lane)
 
-    def _kill(self, silent: _Child) -> None:
-        """Ends a process that does not answer."""
+    def _end_silent(self, silent: _Child, is_hanging: bool) -> bool:
+        """Ends a process from which nothing has come if it was stopped, or hangs. Returns whether it is ended."""
         with self._lock:
             if silent is self._child and not silent.is_killed:  # no other load has ended it
-                log.warning("the process that reads packed adapters does not answer and is killed")
-                self._end()
+                if not (is_hanging or silent.is_stopped):
+                    return False
+                self._kill("does not answer" if is_hanging else "was stopped by a signal")
+        return True
+
+    def _kill(self, reason: str) -> None:
+        log.warning("the process that reads packed adapters %s and is killed; threads read meanwhile", reason)
+        self._end()
 
     def _end(self) -> None:
         if self._child is not None:
@@ -169,10 +189,11 @@ class ReaderProcess:
         if self._child is not None and (status := self._child.popen.poll()) is not None:
             log.warning("the process that reads packed adapters ended with status %d; threads read meanwhile", status)
             self._drop(self._child)
-        if self._child is None and not self._is_closed and time.monotonic() >= self._started_s + _RESTART_S:
+        age_s = time.monotonic() - self._started_s
+        if self._child is None and not self._is_closed and age_s >= _RESTART_S:
             self._start()
-        if self._child is not None:
-            self._child.look()
+        elif self._child is not None and not (self._child.look() or self._child.is_killed) and age_s >= _START_S:
+            self._kill("did not start in time")
         return self._child is not None and self._child.takes_jobs
 
     def _start(self) -> None:
@@ -195,17 +216,18 @@ class ProcessReads:
         lane: socket.socket,
         places: Sequence[range],
         watch: DiskWatch,
-        kill: Callable[[], None],
+        end_silent: Callable[[bool], bool],
         end: Callable[[socket.socket], None],
     ) -> None:
-        """``places``: the chunks' in the memory. ``kill``: ends the process, which does not answer.
+        """``places``: the chunks' in the memory.
 
-        ``end`` gets the lane once there is nothing more to come.
+        ``end_silent`` ends the process if it can't go on, or in any case, and tells whether it is ended. ``end`` gets
+        the lane once there is nothing more to come.
         """
         self._lane = lane
         self._left = dict(enumerate(places))
         self._watch = watch
-        self._kill = kill
+        self._end_silent = end_silent
         self._end = end
         self._has_ended = False
         self._error: Exception | None = None
@@ -239,15 +261,12 @@ class ProcessReads:
         since_s, is_killed = time.perf_counter(), False
         with ExitStack() as hanging:
             while self._left and not self._has_ended:
-                patience_s = _KILL_S if is_killed else self._watch.patience_s(since_s)
-                if patience_s <= 0:
-                    self._kill()
-                    is_killed = True
-                    continue
-                records = self._receive(patience_s)
+                records = self._receive(_KILL_S if is_killed else _LOOK_S)
                 if records is None and is_killed:
                     hanging.enter_context(self._watch.hanging())
                     records = self._receive(None)
+                elif records is None:
+                    is_killed = self._end_silent(self._watch.patience_s(since_s) <= 0)
                 if records and (reads := self._take(records, on_open)):
                     yield reads
 

@@ -85,8 +85,7 @@ def test_a_load_outlives_the_process(
     start: Start,
     fate: str,
 ) -> None:
-    if fate == "stopped":
-        monkeypatch.setattr(disk_watch, "_HANG_S", 0.2)
+    monkeypatch.setattr(disk_watch, "_HANG_S", 2 * DEADLINE_S)
     pid = pid_of(worker)
     os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
     load = start(worker, ref)
@@ -113,8 +112,7 @@ def test_a_process_that_does_not_die_is_killed_and_waited_for_once(
     assert child is not None
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", wait)
-        for _ in range(2):
-            process._kill(child)
+        assert all(process._end_silent(child, True) for _ in range(2))
     assert len(warnings(caplog)) == 1 and not child.takes_jobs
 
 
@@ -129,6 +127,30 @@ def test_a_process_that_died_is_started_again(
     wait_until_ready(process_of(worker))
     assert pid_of(worker) != pid
     assert equal(worker.load(ref), made) and not thread_reads
+
+
+def test_a_process_that_is_stopped_while_it_starts_is_replaced(
+    folder: Path,
+    model: ModelConfig,
+    ref: AdapterRef,
+    made: HostCopy,
+    thread_reads: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    evict(worker, worker.load(ref))
+    stopped = pid_of(worker)
+    os.kill(stopped, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(reader_process, "_START_S", 0.0)
+        evict(worker, worker.load(ref))
+    assert not is_alive(stopped) and thread_reads and len(warnings(caplog)) == 1
+    monkeypatch.setattr(reader_process, "_RESTART_S", 0.0)
+    wait_until_ready(process_of(worker))
+    thread_reads.clear()
+    assert equal(worker.load(ref), made) and not thread_reads
+    worker.reader.close()
 
 
 def test_a_process_that_can_not_be_started_is_told_once(
