@@ -7,7 +7,7 @@ numbers, which makes its steps several times faster. Both leave these decisions 
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 
 
 class _Running(Protocol):
@@ -48,31 +48,28 @@ def _never(request: object, other: object) -> bool:
 
 def share_budget(
     prefilling: Iterable[RunningT],
+    budget: PrefillBudget,
     *,
-    budget_tokens: int,
     max_prefills: int | None,
-    costs: ChunkCosts | None = None,
     awaits: Callable[[RunningT, RunningT], bool] = _never,
 ) -> list[tuple[RunningT, int]]:
     """The prefills of the next step, and how many tokens of each: in the order of ``prefilling``, up to the budget.
 
     ``prefilling`` has the running requests that do not decode and whose adapters are there, as `PrefillTurns` orders
     them. The last one is cut where the budget ends; none behind it is looked at. ``max_prefills`` of None sets no
-    limit. With ``costs``, chunks behind long contexts are shorter. A request that ``awaits`` one that is chosen, since
-    it will share what that one computes, stays out of this step alone: so nothing is waited for that does not run.
+    limit. A request that ``awaits`` one that is chosen, since it will share what that one computes, stays out of this
+    step alone: so nothing is waited for that does not run.
     """
     chosen: list[tuple[RunningT, int]] = []
-    allowance = costs.allowance(budget_tokens) if costs else 0.0
+    num_left, allowance = budget.tokens, budget.allowance
     for request in prefilling:
         if any(awaits(request, other) for other, _ in chosen):
             continue
-        num_tokens = min(request.num_uncached, budget_tokens)
-        if costs:
-            num_tokens = costs.longest(request.num_cached, num_tokens, allowance)
-            allowance -= costs.cost(request.num_cached, num_tokens)
+        num_tokens = budget.longest(request.num_cached, min(request.num_uncached, num_left), allowance)
+        allowance -= budget.cost(request.num_cached, num_tokens)
+        num_left -= num_tokens
         chosen.append((request, num_tokens))
-        budget_tokens -= num_tokens
-        if not budget_tokens or num_tokens < request.num_uncached or len(chosen) == max_prefills:
+        if not num_left or num_tokens < request.num_uncached or len(chosen) == max_prefills:
             break
     return chosen
 

@@ -1,10 +1,13 @@
-"""How long the chunks of a prompt may be: they shrink with the context that they attend to, so that a long prompt never
-makes the steps of the requests beside it dearer than a short one does. Pure.
+"""How long the chunks of a prompt may be. Pure.
+
+A step has a budget of tokens for prefills. Chunks also shrink with the context that they attend to, so that a long
+prompt never makes the steps of the requests beside it dearer than a short one does.
 
 A token of a prompt costs its products with the weights, and its attention to each token before it. Attention reaches
 less of the arithmetic rate, so its operations weigh more.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,3 +54,33 @@ class ChunkCosts:
             else:
                 exceeds = middle
         return min(num_tokens, fits * _MULTIPLE)
+
+
+class PrefillBudget:
+    """What the prefills of one step may take together."""
+
+    __slots__ = ("_costs", "allowance", "tokens")
+
+    def __init__(self, tokens: int, costs: ChunkCosts | None = None) -> None:
+        """Prompt tokens of a step. With ``costs``, chunks behind long contexts are shorter."""
+        self.tokens = tokens
+        self._costs = costs
+        #: The most that they may cost; 0 where nothing does.
+        self.allowance = costs.allowance(tokens) if costs else 0.0
+
+    def cost(self, start: int, num_tokens: int) -> float:
+        """The cost of a chunk of so many tokens behind ``start`` others."""
+        return self._costs.cost(start, num_tokens) if self._costs else 0.0
+
+    def longest(self, start: int, num_tokens: int, allowance: float) -> int:
+        """The longest chunk from ``start`` on, ``num_tokens`` at most, that costs no more than the allowance."""
+        return self._costs.longest(start, num_tokens, allowance) if self._costs else num_tokens
+
+    def num_steps(self, start: int, num_tokens: int) -> int:
+        """Steps that so many tokens behind ``start`` others take as the only prefill: exact if one is enough, or if the
+        context shortens no chunk.
+        """
+        num_chunks = -(-num_tokens // self.tokens)
+        if self._costs is None or start + (num_chunks - 1) * self.tokens <= REFERENCE_CONTEXT:
+            return num_chunks
+        return max(num_chunks, math.ceil(self._costs.cost(start, num_tokens) / self.allowance))

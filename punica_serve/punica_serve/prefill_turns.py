@@ -5,11 +5,10 @@ is done after at most twice the steps that it would take first come, first serve
 a newer one, as where each fits one step or all are of one length, every turn is first come, first served.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from punica_serve.prefill_chunks import REFERENCE_CONTEXT, ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 
 
 class _Prefilling(Protocol):
@@ -26,11 +25,9 @@ PrefillingT = TypeVar("PrefillingT", bound=_Prefilling)
 class PrefillTurns:
     """The engine's planner and a simulated GPU have one each, and ask it in every step that prefills."""
 
-    def __init__(self, budget_tokens: int, costs: ChunkCosts | None = None) -> None:
-        """``budget_tokens``, ``costs``: those by which prompts are chunked."""
-        self._budget_tokens = budget_tokens
-        self._costs = costs
-        self._allowance = costs.allowance(budget_tokens) if costs else 0.0
+    def __init__(self, budget: PrefillBudget) -> None:
+        """``budget``: the one by which prompts are chunked."""
+        self._budget = budget
         #: Another went before the oldest in the newest step that prefilled, so the next one is the oldest's.
         self._is_oldest_due = False
 
@@ -54,10 +51,4 @@ class PrefillTurns:
         return sum([self._num_steps(request) == 1 for request in prefilling])
 
     def _num_steps(self, request: _Prefilling) -> int:
-        """Those that it would take as the only prefill: exact if one is enough, or if its context shortens no chunk."""
-        num_chunks = -(-request.num_uncached // self._budget_tokens)
-        last_start = request.num_cached + (num_chunks - 1) * self._budget_tokens
-        if self._costs is None or last_start <= REFERENCE_CONTEXT:
-            return num_chunks
-        cost = self._costs.cost(request.num_cached, request.num_uncached)
-        return max(num_chunks, math.ceil(cost / self._allowance))
+        return self._budget.num_steps(request.num_cached, request.num_uncached)

@@ -6,8 +6,8 @@ from typing import NoReturn
 
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.supervisor_link import SupervisorLink
-from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.performance.profile import load_profile
@@ -36,9 +36,8 @@ def run(
     worker = SimulatedWorker(
         info,
         StepTimeModel(load_profile(simulation.profile)),
-        prefill_budget_tokens=engine.prefill_budget_tokens,
+        prefill_budget=prefill_budget_of(model, engine.prefill_budget_tokens),
         vocab_size=model.vocab_size,
-        chunk_costs=chunk_costs_of(model),
     )
     has_work = threading.Event()
     link.wake = has_work.set

@@ -12,7 +12,7 @@ from punica_serve.batching_rules import (
     share_budget,
     take_missing,
 )
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import ChunkCosts, PrefillBudget
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
@@ -38,7 +38,7 @@ class Running:
 
 def shares(budget_tokens: int, max_prefills: int | None, *running: tuple[str, int]) -> list[tuple[str, int]]:
     requests = (Running(*each) for each in running)
-    chosen = share_budget(requests, budget_tokens=budget_tokens, max_prefills=max_prefills)
+    chosen = share_budget(requests, PrefillBudget(budget_tokens), max_prefills=max_prefills)
     return [(request.name, num_tokens) for request, num_tokens in chosen]
 
 
@@ -55,11 +55,11 @@ def test_prefills_share_the_budget_and_the_last_is_cut() -> None:
 
 
 def test_prefills_behind_long_contexts_share_what_a_step_may_cost() -> None:
-    costs = ChunkCosts(dense=100.0, attention=((None, 0.05),))
+    budget = PrefillBudget(512, ChunkCosts(dense=100.0, attention=((None, 0.05),)))
     running = [Running("long", 30_000, 20_000), Running("short", 400), Running("next", 400)]
-    (first, num_tokens), *others = share_budget(running, budget_tokens=512, max_prefills=3, costs=costs)
+    (first, num_tokens), *others = share_budget(running, budget, max_prefills=3)
     assert (first.name, num_tokens) == ("long", 64) and not others
-    shares = share_budget(running[1:], budget_tokens=512, max_prefills=3, costs=costs)
+    shares = share_budget(running[1:], budget, max_prefills=3)
     assert [num_tokens for _, num_tokens in shares] == [400, 112]
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
-from punica_serve.base_model.chunk_costs import chunk_costs_of
+from punica_serve.base_model.prefill_budget import chunk_costs_of
 from punica_serve.prefill_chunks import REFERENCE_CONTEXT, ChunkCosts
 from punica_serve.shapes import shape_of
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
-from punica_serve.base_model.chunk_costs import chunk_costs_of
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.base_model.prefill_budget import prefill_budget_of
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.prefill_turns import PrefillTurns
 from punica_serve.shapes import shape_of
 
 BUDGET = 512
-COSTS = chunk_costs_of(shape_of("llama-2-7b"))
+EQUAL_COSTS = PrefillBudget(BUDGET)
+LLAMA = prefill_budget_of(shape_of("llama-2-7b"), BUDGET)
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def turns_of(turns: PrefillTurns, prompts: list[Prompt], count: int) -> str:
 
 
 def test_the_one_that_needs_the_fewest_steps_and_the_oldest_take_turns() -> None:
-    turns = PrefillTurns(BUDGET)
+    turns = PrefillTurns(EQUAL_COSTS)
     prompts = [Prompt("L", 32_000), Prompt("m", 2_000), Prompt("s", 100), Prompt("t", 50)]
     assert turns_of(turns, prompts[:1], 3) == "LLL"
     assert turns_of(turns, prompts[:2], 4) == "mLmL"
@@ -42,7 +43,7 @@ def test_the_one_that_needs_the_fewest_steps_and_the_oldest_take_turns() -> None
 
 def test_the_turn_stays_the_oldests_until_it_comes_first() -> None:
     """It may lack pages for its chunk, and another goes."""
-    turns = PrefillTurns(BUDGET)
+    turns = PrefillTurns(EQUAL_COSTS)
     prompts = [Prompt("L", 32_000), Prompt("s", 100), Prompt("t", 50)]
     for first in prompts[1:]:
         turns.take(prompts, first)
@@ -52,7 +53,7 @@ def test_the_turn_stays_the_oldests_until_it_comes_first() -> None:
 
 
 def test_a_newcomer_of_one_step_goes_before_longer_ones_if_it_is_not_the_oldests_turn() -> None:
-    turns = PrefillTurns(BUDGET)
+    turns = PrefillTurns(EQUAL_COSTS)
     prompts = [Prompt("L", 32_000), Prompt("s", 100), Prompt("t", 50)]
     assert turns.num_before_newcomer(prompts) == 2
     assert turns.num_before_newcomer(prompts[:1]) == turns.num_before_newcomer([]) == 0
@@ -62,21 +63,21 @@ def test_a_newcomer_of_one_step_goes_before_longer_ones_if_it_is_not_the_oldests
 
 def test_a_few_tokens_behind_a_long_context_need_more_steps_than_one() -> None:
     prompts = [Prompt("L", 500, num_cached=31_500), Prompt("s", 512)]
-    assert turns_of(PrefillTurns(BUDGET), prompts, 2) == "LL"
-    assert turns_of(PrefillTurns(BUDGET, COSTS), prompts, 2) == "sL"
+    assert turns_of(PrefillTurns(EQUAL_COSTS), prompts, 2) == "LL"
+    assert turns_of(PrefillTurns(LLAMA), prompts, 2) == "sL"
 
 
-@given(lengths=lists(integers(1, BUDGET), min_size=1), costs=sampled_from([None, COSTS]))
-def test_prompts_of_one_step_go_first_come_first_served(lengths: list[int], costs: ChunkCosts | None) -> None:
+@given(lengths=lists(integers(1, BUDGET), min_size=1), budget=sampled_from([EQUAL_COSTS, LLAMA]))
+def test_prompts_of_one_step_go_first_come_first_served(lengths: list[int], budget: PrefillBudget) -> None:
     prompts = [Prompt(str(number), length) for number, length in enumerate(lengths)]
-    assert list(PrefillTurns(BUDGET, costs).order(prompts)) == prompts
+    assert list(PrefillTurns(budget).order(prompts)) == prompts
 
 
 @given(num_cached=integers(0, 200_000), num_uncached=integers(1, 2 * BUDGET))
 def test_a_newer_prompt_goes_first_only_if_the_older_one_does_not_fit_a_step(
     num_cached: int, num_uncached: int
 ) -> None:
-    chunk = COSTS.longest(num_cached, min(num_uncached, BUDGET), COSTS.allowance(BUDGET))
+    chunk = LLAMA.longest(num_cached, min(num_uncached, BUDGET), LLAMA.allowance)
     prompts = [Prompt("old", num_uncached, num_cached), Prompt("new", BUDGET)]
-    first = PrefillTurns(BUDGET, COSTS).order(prompts)[0]
+    first = PrefillTurns(LLAMA).order(prompts)[0]
     assert first.name == ("old" if chunk == num_uncached else "new")

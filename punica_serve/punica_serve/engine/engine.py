@@ -15,7 +15,7 @@ from threading import Event
 import msgspec
 import torch
 
-from punica_serve.base_model.chunk_costs import chunk_costs_of
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
@@ -126,9 +126,8 @@ class Engine:
         planner = StepPlanner(
             self._cache,
             max_batch_size=config.max_batch_size,
-            prefill_budget_tokens=config.prefill_budget_tokens,
+            prefill_budget=prefill_budget_of(self.model_config, config.prefill_budget_tokens),
             max_prefills=config.num_prefills,
-            chunk_costs=chunk_costs_of(self.model_config),
         )
         with clock.phase("graphs", together=True):
             runner = self._make_runner(config, parts, clock)

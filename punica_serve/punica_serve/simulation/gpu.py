@@ -17,7 +17,7 @@ from punica_serve.paging.prefix_hash import prefix_hash
 from punica_serve.paging.shared_pages import SharedPagePool
 from punica_serve.performance.lora_load import LoraAccount, LoraLoad
 from punica_serve.performance.step_time import StepTimeModel
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.prefill_turns import PrefillTurns
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
@@ -47,16 +47,14 @@ class SimulatedGpu:
         info: GpuInfo,
         model: StepTimeModel,
         *,
-        prefill_budget_tokens: int,
+        prefill_budget: PrefillBudget,
         vocab_size: int,
-        chunk_costs: ChunkCosts | None = None,
     ) -> None:
         self._info = info
-        self._chunk_costs = chunk_costs
-        self._turns = PrefillTurns(prefill_budget_tokens, chunk_costs)
+        self._turns = PrefillTurns(prefill_budget)
         self._model = model
         self._prefills_apart = model.profile.prefills == "apart"
-        self._prefill_budget_tokens = prefill_budget_tokens
+        self._prefill_budget = prefill_budget
         self._vocab_size = vocab_size
         self._loras = LoraResidency(info.num_lora_pages, model.profile.adapter_load)
         self._rows: dict[int, Row] = {}
@@ -238,7 +236,7 @@ class SimulatedGpu:
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = prefills_of(self._prefilling(), self.prefixes, self._prepare, self._prefill_budget_tokens, None)
+        prefills = prefills_of(self._prefilling(), self.prefixes, self._prepare, self._prefill_budget, None)
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
@@ -250,8 +248,8 @@ class SimulatedGpu:
         preempted = self._give_pages()
         prefills: tuple[Prefill, ...] = ()
         if prefilling := self._prefilling():
-            limits = (self._prefill_budget_tokens, self._info.max_prefills, self._chunk_costs)
-            prefills = prefills_of(self._turns.order(prefilling), self.prefixes, self._prepare, *limits)
+            in_turn, max_prefills = self._turns.order(prefilling), self._info.max_prefills
+            prefills = prefills_of(in_turn, self.prefixes, self._prepare, self._prefill_budget, max_prefills)
             if prefills:
                 self._turns.take(prefilling, prefills[0].row)
         num_decodes = len(self._decodes)

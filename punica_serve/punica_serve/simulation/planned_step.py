@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from punica_serve.batching_rules import share_budget
 from punica_serve.paging.prefix_cache import PrefixCache
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.simulation.row import Row
 
 
@@ -38,9 +38,8 @@ def prefills_of(
     prefilling: Iterable[Row],
     prefixes: PrefixCache,
     prepare: Callable[[Row], bool],
-    budget_tokens: int,
+    budget: PrefillBudget,
     max_prefills: int | None,
-    costs: ChunkCosts | None = None,
 ) -> tuple[Prefill, ...]:
     """The prefills of a step, by the engine's rule.
 
@@ -48,9 +47,7 @@ def prefills_of(
     for a row, and says whether it has those of its next chunk.
     """
     prepared = filter(prepare, prefilling)
-    shares = share_budget(
-        prepared, budget_tokens=budget_tokens, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
-    )
+    shares = share_budget(prepared, budget, max_prefills=max_prefills, awaits=prefixes.awaits)
     return tuple([Prefill(row, num_tokens) for row, num_tokens in shares])
 
 

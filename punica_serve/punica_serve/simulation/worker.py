@@ -14,7 +14,7 @@ from punica_serve.errors import ConfigError, InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.performance.step_time import StepTimeModel
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import (
     SIMULATED_DEVICE,
     AdaptersCached,
@@ -66,19 +66,9 @@ def simulated_gpu_info(
 class SimulatedWorker:
     """Call ``apply`` between steps; ``begin_step`` and, when its time has passed, ``end_step``."""
 
-    def __init__(
-        self,
-        info: GpuInfo,
-        model: StepTimeModel,
-        *,
-        prefill_budget_tokens: int,
-        vocab_size: int,
-        chunk_costs: ChunkCosts | None = None,
-    ) -> None:
+    def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget: PrefillBudget, vocab_size: int) -> None:
         self._info = info
-        self._gpu = SimulatedGpu(
-            info, model, prefill_budget_tokens=prefill_budget_tokens, vocab_size=vocab_size, chunk_costs=chunk_costs
-        )
+        self._gpu = SimulatedGpu(info, model, prefill_budget=prefill_budget, vocab_size=vocab_size)
         self._epoch = 0
         self._applied_seq = 0
         self._incarnation = 0

@@ -18,7 +18,7 @@ from punica_scheduler.simulator.simulated_prompts import SimulatedPrompts
 from punica_scheduler.simulator.stream_audit import StreamAudit
 from punica_serve.errors.invariants import require
 from punica_serve.performance.step_time import StepTimeModel
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentsFailed,
@@ -67,9 +67,8 @@ class SimulatedCluster:
         slos: Sequence[Slo],
         prompts: SimulatedPrompts,
         *,
-        prefill_budget_tokens: int,
+        prefill_budget: PrefillBudget,
         vocab_size: int,
-        chunk_costs: ChunkCosts,
         link_latency_s: float,
         interval_s: float,
     ) -> None:
@@ -77,15 +76,7 @@ class SimulatedCluster:
         self._runners = runners
         infos = [info for infos in runners.values() for info in infos]
         self._gpus = {
-            info.uuid: _Gpu(
-                SimulatedWorker(
-                    info,
-                    model,
-                    prefill_budget_tokens=prefill_budget_tokens,
-                    vocab_size=vocab_size,
-                    chunk_costs=chunk_costs,
-                )
-            )
+            info.uuid: _Gpu(SimulatedWorker(info, model, prefill_budget=prefill_budget, vocab_size=vocab_size))
             for info in infos
         }
         self.arrivals = arrivals

@@ -13,8 +13,8 @@ from punica_scheduler.simulator.slos import slos_for
 from punica_scheduler.simulator.summary import Summary, summarize
 from punica_serve.adapters.dummy import dummy_adapters
 from punica_serve.adapters.expected_rank import engine_of
-from punica_serve.base_model.chunk_costs import chunk_costs_of
 from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.config.simulation_section import SloConfig
@@ -87,9 +87,8 @@ def simulate(
         adapters,
         slos_of(config, arrivals, adapters),
         SimulatedPrompts(is_sharing=engine.prefix_caching, shared_prefix_tokens=shared_tokens),
-        prefill_budget_tokens=config.engine.prefill_budget_tokens,
+        prefill_budget=prefill_budget_of(model, config.engine.prefill_budget_tokens),
         vocab_size=model.vocab_size,
-        chunk_costs=chunk_costs_of(model),
         link_latency_s=simulation.link_latency_ms / 1e3,
         interval_s=simulation.interval_s,
     )

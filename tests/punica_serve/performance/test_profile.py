@@ -9,6 +9,7 @@ from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import PerformanceProfile, load_profile, shipped_profiles
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import AdapterRef, GpuInfo, Request, SamplingParams
 from punica_serve.simulation.gpu import SimulatedGpu
 from punica_serve.workload import Population, shipped_workload
@@ -95,7 +96,7 @@ def test_a_simulated_gpu_generates_as_fast_as_the_real_one(
 def _tokens_per_s(profile: PerformanceProfile, population: Population) -> float:
     """Simulates the thousand requests of the throughput measurement, at most 32 in a step."""
     info = GpuInfo("SIM-1", "simulated", 32, 16, 4000, dict.fromkeys(LORA_GROUPS, 256))
-    gpu = SimulatedGpu(info, StepTimeModel(profile), prefill_budget_tokens=512, vocab_size=32000)
+    gpu = SimulatedGpu(info, StepTimeModel(profile), prefill_budget=PrefillBudget(512), vocab_size=32000)
     workload = shipped_workload()
     for number, (length, adapter) in enumerate(zip(workload.lengths, workload.adapters[population], strict=True)):
         params = SamplingParams(max_tokens=length.output, seed=number)

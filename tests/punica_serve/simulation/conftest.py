@@ -7,6 +7,7 @@ import pytest
 
 from punica_serve.performance.profile import PerformanceProfile
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.simulation.gpu import SimulatedGpu
 from simulated_gpus import VOCAB_SIZE, gpu_info, round_profile
 
@@ -24,8 +25,7 @@ def make_gpu(profile: PerformanceProfile) -> MakeGpu:
 
     def make(*, prefill_budget_tokens: int = 8, **sizes: Any) -> SimulatedGpu:
         model = StepTimeModel(profile)
-        return SimulatedGpu(
-            gpu_info(**sizes), model, prefill_budget_tokens=prefill_budget_tokens, vocab_size=VOCAB_SIZE
-        )
+        budget = PrefillBudget(prefill_budget_tokens)
+        return SimulatedGpu(gpu_info(**sizes), model, prefill_budget=budget, vocab_size=VOCAB_SIZE)
 
     return make

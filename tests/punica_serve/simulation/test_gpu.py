@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from punica_serve.errors import InvalidRequest
 from punica_serve.performance.profile import PerformanceProfile
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.simulation.gpu import SimulatedGpu, SimulatedStep
 from punica_serve.simulation.tokens import token_at
 from simulated_gpus import VOCAB_SIZE, adapter_ref, gpu_info, make_request
@@ -140,7 +141,7 @@ def apart(profile: PerformanceProfile) -> SimulatedGpu:
     return SimulatedGpu(
         gpu_info(),
         StepTimeModel(profile.model_copy(update={"prefills": "apart"})),
-        prefill_budget_tokens=8,
+        prefill_budget=PrefillBudget(8),
         vocab_size=VOCAB_SIZE,
     )
 

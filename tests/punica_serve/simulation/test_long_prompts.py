@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from punica_serve.base_model.chunk_costs import chunk_costs_of
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.bench.percentiles import percentiles_ms
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
@@ -24,9 +24,8 @@ def first_tokens_s(arrivals: list[tuple[float, tuple[int, int]]], max_prefills: 
     gpu = SimulatedGpu(
         gpu_info(max_batch_size=32, page_size=16, num_kv_pages=6000, max_prefills=max_prefills),
         StepTimeModel(load_profile("h200-7b")),
-        prefill_budget_tokens=512,
+        prefill_budget=prefill_budget_of(shape_of("llama-2-7b"), 512),
         vocab_size=32_000,
-        chunk_costs=chunk_costs_of(shape_of("llama-2-7b")),
     )
     firsts_s: dict[int, float] = {}
     now_s, numbers = 0.0, count()

@@ -9,6 +9,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import PerformanceProfile
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import (
     AdaptersCached,
     AssignmentId,
@@ -32,7 +33,7 @@ UUID = "SIM-1"
 
 @pytest.fixture
 def worker(profile: PerformanceProfile) -> SimulatedWorker:
-    return SimulatedWorker(gpu_info(), StepTimeModel(profile), prefill_budget_tokens=8, vocab_size=VOCAB_SIZE)
+    return SimulatedWorker(gpu_info(), StepTimeModel(profile), prefill_budget=PrefillBudget(8), vocab_size=VOCAB_SIZE)
 
 
 def _start(seq: int, counter: int, request: Request) -> StartRequest:

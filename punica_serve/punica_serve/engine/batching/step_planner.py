@@ -16,7 +16,7 @@ from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.prefill_turns import PrefillTurns
 
 _by_arrival = attrgetter("arrival")
@@ -39,18 +39,15 @@ class StepPlanner:
         cache: KvCache,
         *,
         max_batch_size: int,
-        prefill_budget_tokens: int,
+        prefill_budget: PrefillBudget,
         max_prefills: int = 1,
-        chunk_costs: ChunkCosts | None = None,
     ) -> None:
-        """``chunk_costs``: chunks behind long contexts are shorter by it."""
         self._cache = cache
-        self.page_rule = PageRule(cache.page_size, cache.window, prefill_budget_tokens)
-        self._chunk_costs = chunk_costs
-        self._turns = PrefillTurns(prefill_budget_tokens, chunk_costs)
+        self.page_rule = PageRule(cache.page_size, cache.window, prefill_budget.tokens)
+        self._turns = PrefillTurns(prefill_budget)
         self._max_batch_size = max_batch_size
         self._max_prefills = max_prefills
-        self._prefill_budget_tokens = prefill_budget_tokens
+        self._prefill_budget = prefill_budget
         self._waiting: list[Sequence] = []  # by arrival
         self._running: list[Sequence] = []  # by arrival
         #: The sequences that the newest plan prefills, whose pages become known once that step is launched.
@@ -141,7 +138,7 @@ class StepPlanner:
 
     def next_chunk_tokens(self, sequence: Sequence) -> int:
         """Tokens of the sequence that one step would prefill, if it were the only one."""
-        return min(sequence.num_uncached, self._prefill_budget_tokens)
+        return min(sequence.num_uncached, self._prefill_budget.tokens)
 
     def has_runnable(self, is_ready: IsReady, may_join: MayJoin = _never) -> bool:
         """Whether ``plan`` would give a step."""
@@ -229,10 +226,7 @@ class StepPlanner:
         prefixes = self._cache.prefixes
         # Others may have computed some of their tokens since they were admitted.
         prefilling = (sequence for sequence in map(prefixes.take, in_turn) if self._has_pages(sequence))
-        budget, costs = self._prefill_budget_tokens, self._chunk_costs
-        shares = share_budget(
-            prefilling, budget_tokens=budget, max_prefills=max_prefills, costs=costs, awaits=prefixes.awaits
-        )
+        shares = share_budget(prefilling, self._prefill_budget, max_prefills=max_prefills, awaits=prefixes.awaits)
         return tuple(PrefillChunk.of(sequence, num_tokens) for sequence, num_tokens in shares)
 
     def _has_pages(self, sequence: Sequence) -> bool:

@@ -7,17 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from punica_serve.base_model.chunk_costs import chunk_costs_of
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.paging.prefix_hash import PrefixHash
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.shapes import shape_of
 from tiny_config import tiny_config
 
 PAGE_SIZE, BUDGET = 16, 64
+EQUAL_COSTS = PrefillBudget(BUDGET)
 _MODEL = tiny_config()
 #: A prompt and the steps that it takes alone, with a budget of 512, on a Llama-2-7B.
 LONG_TOKENS, LONG_STEPS = 32_000, 158
@@ -35,19 +36,17 @@ class _Run:
         self,
         num_pages: int = 4096,
         *,
-        budget: int = BUDGET,
         max_prefills: int = 1,
         max_batch_size: int = 512,
-        costs: ChunkCosts | None = None,
+        budget: PrefillBudget = EQUAL_COSTS,
     ) -> None:
         cpu = torch.device("cpu")
         self._cache = KvCache(_MODEL, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float32, device=cpu)
         self.planner = StepPlanner(
             self._cache,
             max_batch_size=max_batch_size,
-            prefill_budget_tokens=budget,
+            prefill_budget=budget,
             max_prefills=max_prefills,
-            chunk_costs=costs,
         )
         self.num_steps = 0
         self.num_computed = 0
@@ -91,7 +90,7 @@ class _Run:
 
 
 def _long_run(max_prefills: int = 1) -> _Run:
-    return _Run(budget=512, max_prefills=max_prefills, costs=chunk_costs_of(shape_of("llama-2-7b")))
+    return _Run(max_prefills=max_prefills, budget=prefill_budget_of(shape_of("llama-2-7b"), 512))
 
 
 def test_a_short_prompt_gets_its_token_in_the_next_step_while_a_long_one_comes_in() -> None:

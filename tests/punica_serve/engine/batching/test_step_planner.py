@@ -8,6 +8,7 @@ from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.paging.prefix_hash import PrefixHash
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from tiny_config import tiny_config
 
@@ -19,7 +20,9 @@ def _planner(
     num_pages: int = 16, max_batch_size: int = 4, budget: int = 8, max_prefills: int = 1
 ) -> tuple[StepPlanner, KvCache]:
     cache = KvCache(_MODEL, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
-    planner = StepPlanner(cache, max_batch_size=max_batch_size, prefill_budget_tokens=budget, max_prefills=max_prefills)
+    planner = StepPlanner(
+        cache, max_batch_size=max_batch_size, prefill_budget=PrefillBudget(budget), max_prefills=max_prefills
+    )
     return planner, cache
 
 

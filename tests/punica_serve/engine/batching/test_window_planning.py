@@ -11,6 +11,7 @@ from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import PrefixCaching, Request, SamplingParams
 from tiny_config import tiny_config
 
@@ -26,7 +27,9 @@ class _Run:
         cpu = torch.device("cpu")
         cache = KvCache(_MODEL, num_pages=num_pages, page_size=PAGE_SIZE, dtype=torch.float32, device=cpu)
         self.cache = cache
-        self.planner = StepPlanner(cache, max_batch_size=4, prefill_budget_tokens=BUDGET, max_prefills=max_prefills)
+        self.planner = StepPlanner(
+            cache, max_batch_size=4, prefill_budget=PrefillBudget(BUDGET), max_prefills=max_prefills
+        )
         self.num_preempted = self.num_ended = self.num_found = 0
         self._is_sharing = is_sharing
         self._contents: dict[int, tuple[int, ...]] = {}

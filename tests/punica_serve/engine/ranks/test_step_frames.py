@@ -15,6 +15,7 @@ from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.ranks.step_frames import StepDecoder, StepEncoder
 from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import PrefixCaching, Request, SamplingParams
 
 CONTEXT = 64
@@ -60,7 +61,7 @@ def test_every_plan_arrives_as_it_was_made(tiny_model: ModelConfig, is_sharing: 
     random = Random(0)
     model = replace(tiny_model, windows=(window,) * tiny_model.num_hidden_layers)
     cache = KvCache(model, num_pages=24, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
-    planner = StepPlanner(cache, max_batch_size=6, prefill_budget_tokens=16, max_prefills=3)
+    planner = StepPlanner(cache, max_batch_size=6, prefill_budget=PrefillBudget(16), max_prefills=3)
     encoder, decoder = StepEncoder(), StepDecoder(CONTEXT, 4)
     tracker = PrefixGroupTracker(MIN_PREFIX_TOKENS)
     num_preempted = num_steps = num_sharing = num_groups = num_given_up = 0

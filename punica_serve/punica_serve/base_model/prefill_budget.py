@@ -1,9 +1,9 @@
-"""The cost of a prompt's token for a model, for the lengths of prefill chunks."""
+"""A model's budget for the prefills of a step, and the cost of a prompt's token."""
 
 from collections import Counter
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.prefill_chunks import ChunkCosts
+from punica_serve.prefill_chunks import ChunkCosts, PrefillBudget
 
 
 def chunk_costs_of(model: ModelConfig) -> ChunkCosts:
@@ -12,3 +12,8 @@ def chunk_costs_of(model: ModelConfig) -> ChunkCosts:
     of_layer = 4.0 * model.num_attention_heads * model.head_dim
     layers = Counter(layer.window for layer in model.spec.layers)
     return ChunkCosts(2.0 * weights, tuple((window, count * of_layer) for window, count in layers.items()))
+
+
+def prefill_budget_of(model: ModelConfig, tokens: int) -> PrefillBudget:
+    """So many prompt tokens a step, and fewer where the model's attention makes them dear."""
+    return PrefillBudget(tokens, chunk_costs_of(model))
