@@ -1,11 +1,12 @@
 import gc
+import json
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
 NUM_ITEMS = 9_999
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -18,21 +19,20 @@ def no_collections() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "field"),
     [
-        ("/v1/generate", {"input_ids": ["5"] * NUM_ITEMS}),
-        ("/v1/completions", {"prompt": ["5"] * NUM_ITEMS}),
-        ("/v1/chat/completions", {"messages": ["5"] * NUM_ITEMS}),
-        ("/tokenize", {"prompt": ["5"] * NUM_ITEMS}),
-        ("/generate", {"inputs": ["5"] * NUM_ITEMS}),
+        ("/v1/generate", "input_ids"),
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/tokenize", "prompt"),
+        ("/generate", "inputs"),
     ],
 )
-async def test_a_refused_body_is_freed_at_once(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+async def test_a_refused_body_is_freed_at_once(client: httpx.AsyncClient, path: str, field: str) -> None:
     """Not at the next garbage collection."""
-    response = await client.post(path, json=body)
+    response = await client.post(path, content=json.dumps({field: ["5"] * NUM_ITEMS}), headers=JSON)
     assert response.status_code in (400, 422)
-    (sent,) = body.values()
-    assert not [kept for kept in gc.get_objects() if type(kept) is list and kept is not sent and len(kept) == NUM_ITEMS]
+    assert not [kept for kept in gc.get_objects() if type(kept) is list and len(kept) == NUM_ITEMS]
 
 
 async def test_a_body_of_too_many_strings(client: httpx.AsyncClient) -> None:
