@@ -193,6 +193,30 @@ def test_nobody_finds_the_pages_of_another_tenant_version_or_salt(caching: Engin
         assert _hits(caching) == (number + 1) * 20, owner
 
 
+def test_hundreds_of_prompts_that_share_all_but_their_last_token(make_engine: MakeEngine) -> None:
+    """More than may hold the shared pages at once: `MAX_SHARING` times the pool's 60 pages, of which each names 50."""
+    prompts = [(*LONG, number % 96 + 1) for number in range(300)]
+    requests = [_request(f"r{number}", prompt, max_tokens=2) for number, prompt in enumerate(prompts)]
+    expected = [_run(make_engine(), request)[request.request_id] for request in requests[:5]]
+    engine = make_engine(prefix_caching=True, num_kv_pages=60, max_batch_size=64, max_prefills=8)
+    streams = _run(engine, *requests)
+    assert [streams[f"r{number}"] for number in range(5)] == expected
+    assert all(streams[f"r{number}"] == streams[f"r{number % 96}"] for number in range(300))
+    assert _hits(engine) >= 299 * 200
+    assert engine.num_free_kv_pages == 60 and engine.num_shared_kv_pages == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5])
+def test_a_prompt_and_answer_that_fill_the_context_exactly(
+    make_engine: MakeEngine, caching: Engine, num_tokens: int
+) -> None:
+    prompt = tuple(token % 90 + 1 for token in range(caching.max_context - num_tokens))
+    request = _request("r1", prompt, max_tokens=num_tokens)
+    expected = _run(make_engine(), request)
+    assert _run(caching, request) == _run(caching, request) == expected
+    assert _hits(caching) == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+
+
 def test_pages_of_noise_are_not_kept(caching: Engine, tiny_llama: Path, make_adapter: MakeAdapter) -> None:
     poison = make_adapter(seed=1, scale=1e30)
     caching.add(_request("r1", adapter=poison))
