@@ -1,7 +1,6 @@
 """The report of `bench prefix-caching`: each load without sharing and with it, the goals, and the host's time."""
 
 import statistics
-from collections.abc import Iterable
 from dataclasses import asdict, astuple
 
 from rich.progress import Progress
@@ -63,9 +62,9 @@ def make_report(
     )
 
 
-def hit_first_token_s(row: PatternResult) -> tuple[float, float]:
+def hit_first_token_s(row: PatternResult) -> tuple[float, float] | None:
     """Median first token without sharing and with it, of the requests that find pages: rounds differ in prompts only,
-    so the same places in the order of arrival are compared. (nan, nan) if none finds any.
+    so the same places in the order of arrival are compared. None if none finds any.
     """
     off, on = list[float](), list[float]()
     for one, other in zip(row.off, row.on, strict=True):
@@ -73,40 +72,44 @@ def hit_first_token_s(row: PatternResult) -> tuple[float, float]:
         hits = [(first_s, request_id) for first_s, request_id in pairs if request_id[0] in other.cached]
         off += [first_s for (_, first_s), _ in hits]
         on += [first_s for _, (_, first_s) in hits]
-    return _median(off), _median(on)
+    return (statistics.median(off), statistics.median(on)) if off else None
 
 
 def _by_arrival(replay: PatternRun) -> list[tuple[str, float]]:
     return sorted(replay.first_token_s.items(), key=lambda item: int(item[0]))
 
 
-def _median(values: Iterable[float]) -> float:
-    return statistics.median([*values] or [float("nan")])
-
-
 def _tokens_per_s(replays: tuple[PatternRun, ...]) -> float:
-    return _median(replay.tokens_per_s for replay in replays)
+    return statistics.median(replay.tokens_per_s for replay in replays)
+
+
+def _hits_on_over_off(row: PatternResult) -> float | None:
+    """The first token of requests that find pages; None if none finds any."""
+    if (hits_s := hit_first_token_s(row)) is None:
+        return None
+    off_s, on_s = hits_s
+    return on_s / off_s
 
 
 def _loads_table(subject: Subject, settings: PrefixCachingSettings, rows: tuple[PatternResult, ...]) -> TableData:
     cells: list[tuple[Value, ...]] = []
     for row in rows:
-        for caching, replays, hit_s in zip(("off", "on"), (row.off, row.on), hit_first_token_s(row), strict=True):
-            first_s = _median(first for replay in replays for first in replay.first_token_s.values())
-            prefilled = _median(replay.num_prefill_tokens for replay in replays)
-            full = _median(len(replay.first_token_s) - len(replay.cached) for replay in replays)
-            figures = (hit_s * 1e3, first_s * 1e3, _tokens_per_s(replays), prefilled, full)
-            cells.append((row.load.name, caching, *figures))
+        hits_s = hit_first_token_s(row) or (None, None)
+        for caching, replays, hit_s in zip(("off", "on"), (row.off, row.on), hits_s, strict=True):
+            first_s = statistics.median(first for replay in replays for first in replay.first_token_s.values())
+            prefilled = statistics.median(replay.num_prefill_tokens for replay in replays)
+            full = statistics.median(len(replay.first_token_s) - len(replay.cached) for replay in replays)
+            hit_ms = None if hit_s is None else hit_s * 1e3
+            cells.append((row.load.name, caching, hit_ms, first_s * 1e3, _tokens_per_s(replays), prefilled, full))
     groups = f"{settings.num_groups} groups of {settings.group_size}, a prefix of {settings.prefix_tokens} tokens each"
     notes = (f"{groups}; medians of {settings.rounds} rounds; hits: the requests that find pages where caching is on",)
     return TableData("loads", f"prefix caching: {subject.model.name}", _COLUMNS, cells, notes)
 
 
 def _ratios_table(rows: tuple[PatternResult, ...]) -> TableData:
-    cells: list[tuple[Value, ...]] = []
-    for row in rows:
-        off_s, on_s = hit_first_token_s(row)
-        cells.append((row.load.name, on_s / off_s, _tokens_per_s(row.on) / _tokens_per_s(row.off)))
+    cells: list[tuple[Value, ...]] = [
+        (row.load.name, _hits_on_over_off(row), _tokens_per_s(row.on) / _tokens_per_s(row.off)) for row in rows
+    ]
     return TableData("ratios", "on over off", _RATIO_COLUMNS, cells)
 
 
@@ -122,10 +125,9 @@ def _host_table(host: HostTime) -> TableData:
 def _goals(settings: PrefixCachingSettings, rows: tuple[PatternResult, ...], host: HostTime) -> list[Goal]:
     bounds, by_name = goals().prefix_caching, {row.load.name: row for row in rows}
     apart, _, at_once, no_reuse = (by_name[load.name] for load in loads_of(settings))
-    off_s, on_s = hit_first_token_s(apart)
     full = max(len(replay.first_token_s) - len(replay.cached) for replay in at_once.on)
     return [
-        Goal(bounds["hit_first_token"], on_s / off_s),
+        Goal(bounds["hit_first_token"], _hits_on_over_off(apart)),
         Goal(bounds["tokens_per_s"], _tokens_per_s(apart.on) / _tokens_per_s(apart.off)),
         Goal(bounds["full_prefills"], full / settings.num_groups),
         Goal(bounds["no_reuse"], _tokens_per_s(no_reuse.on) / _tokens_per_s(no_reuse.off)),

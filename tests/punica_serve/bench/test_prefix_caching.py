@@ -56,9 +56,9 @@ def test_prompts_of_their_own_find_nothing(rows: tuple[PatternResult, ...]) -> N
 
 
 def test_the_same_requests_are_compared(rows: tuple[PatternResult, ...]) -> None:
-    off_s, on_s = hit_first_token_s(rows[2])
-    assert off_s > 0 and on_s > 0
-    assert hit_first_token_s(rows[-1])[0] != hit_first_token_s(rows[-1])[0], "nobody has found anything"
+    hits_s = hit_first_token_s(rows[2])
+    assert hits_s is not None and min(hits_s) > 0
+    assert hit_first_token_s(rows[-1]) is None, "nobody has found anything"
 
 
 def test_it_leaves_tables_and_json(subject: Subject, rows: tuple[PatternResult, ...], tmp_path: Path) -> None:
@@ -69,5 +69,6 @@ def test_it_leaves_tables_and_json(subject: Subject, rows: tuple[PatternResult, 
     assert 0 < host.same_groups_us < host.changed_groups_us
     leave(make_report(subject, SETTINGS, rows, host), tmp_path, Console(width=200))
     document = json.loads((tmp_path / "prefix-caching.json").read_text())
-    assert [row["load"] for row in document["tables"]["ratios"]][-1] == "no reuse"
+    no_reuse = document["tables"]["ratios"][-1]
+    assert no_reuse["load"] == "no reuse" and no_reuse["hit_first_token"] is None
     assert [row["full_prefills"] for row in document["tables"]["loads"]][:2] == [6, 2]

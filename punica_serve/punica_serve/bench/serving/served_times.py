@@ -6,6 +6,9 @@ from itertools import pairwise
 
 from punica_serve.bench.percentiles import percentiles_ms
 
+#: Those of a result's times, in milliseconds; None where nothing was measured.
+Percentiles = tuple[float | None, ...]
+
 
 @dataclass(slots=True)
 class ServedTimes:
@@ -59,8 +62,8 @@ class ServingResult:
     num_failed: int
     seconds: float
     tokens_per_s: float
-    first_token_ms: tuple[float, ...]
-    gap_ms: tuple[float, ...]
+    first_token_ms: Percentiles
+    gap_ms: Percentiles
     #: Requests a second that met the service level.
     goodput_per_s: float
     #: Why the first one failed.
@@ -73,10 +76,10 @@ PERCENTS = (50, 99)
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """Percentiles of a part of a load's times; zeros where nothing was measured."""
+    """Percentiles of a part of a load's times."""
 
-    first_token_ms: tuple[float, ...]
-    gap_ms: tuple[float, ...]
+    first_token_ms: Percentiles
+    gap_ms: Percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class LongPromptResult:
 
     #: Long prompts that got their first token.
     num_prompts: int
-    first_token_ms: tuple[float, ...]
+    first_token_ms: Percentiles
     #: Of requests that were sent while a long prompt came in, and of tokens between which one came in.
     beside: LoadTimes
     without: LoadTimes
@@ -120,8 +123,8 @@ def _load_times(requests: Sequence[ServedTimes], counts: Callable[[float, float]
     )
 
 
-def _percentiles_ms(seconds: list[float]) -> tuple[float, ...]:
-    return percentiles_ms(seconds or [0.0], *PERCENTS)
+def _percentiles_ms(seconds: list[float]) -> Percentiles:
+    return percentiles_ms(seconds, *PERCENTS) if seconds else (None,) * len(PERCENTS)
 
 
 def result_of(requests: Sequence[ServedTimes], level: ServiceLevel) -> ServingResult:

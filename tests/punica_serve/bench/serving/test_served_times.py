@@ -34,6 +34,7 @@ def test_failed_requests_count_as_failed_alone() -> None:
     assert (result.num_failed, result.first_error, result.seconds) == (2, "HTTP 500", 1.0)
     nothing = result_of([failed], LEVEL)
     assert (nothing.tokens_per_s, nothing.goodput_per_s) == (0.0, 0.0)
+    assert nothing.first_token_ms == nothing.gap_ms == (None, None)
 
 
 def test_a_loads_times_are_divided_by_the_long_prompts_that_come_in() -> None:
@@ -45,4 +46,4 @@ def test_a_loads_times_are_divided_by_the_long_prompts_that_come_in() -> None:
     assert result.without.gap_ms[0] == pytest.approx(750)
     assert result.beside.first_token_ms == pytest.approx((400, 400))
     assert result.without.first_token_ms[0] == pytest.approx(550)
-    assert beside_long_prompts(load, []).beside.first_token_ms == (0.0, 0.0)
+    assert beside_long_prompts(load, []).beside.first_token_ms == (None, None)
