@@ -15,6 +15,7 @@ from punica_serve.bench.driver import MaxConcurrency, drive, preload
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.serving.served_times import ServedTimes
 from punica_serve.bench.serving.serving_workloads import ServedRequest
+from punica_serve.bench.token_bar import TokenBar
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
@@ -35,10 +36,15 @@ class BareEngine:
         preload(self._engine, self._adapters)
         progress.remove_task(task)
 
-    def closed_loop(self, requests: Sequence[ServedRequest], num_clients: int) -> list[ServedTimes]:
+    def closed_loop(self, requests: Sequence[ServedRequest], num_clients: int, bar: TokenBar) -> list[ServedTimes]:
         """The times of all requests. Raises RequestFailed."""
         loop = ClosedLoopClients(engine_requests(requests, self._adapters), num_clients)
-        drive(self._engine, loop, loop.on_step)
+
+        def on_step(output: StepOutput) -> None:
+            loop.on_step(output)
+            bar.on_step(output)
+
+        drive(self._engine, loop, on_step)
         return loop.times
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ async def _measure_all(
                 if (wanted := num_adapters(requests)) > warmed or not rows:
                     await _warm_up(client, requests, range(warmed, wanted), progress)
                     warmed = max(warmed, wanted)
-                bar.start(f"{workload}, {population}, {api}", sum(request.max_tokens for request in requests))
+                bar.start(f"{workload}, {population}, {api}", _num_tokens(requests))
                 names = (workload, population, api)
                 row = await _measure(client, server, settings, requests, long.get(population), names, bar)
             rows.append(row)
@@ -162,13 +162,22 @@ def _measure_engine(
     # Imported here: torch and the engine take seconds, which a benchmark of another server need not wait for.
     from punica_serve.bench.serving.bare_engine import BareEngine
 
+    bar = TokenBar(progress)
+    task = progress.add_task("bare engine", total=len(loads))
     rows: list[ServingRow] = []
     with closing(BareEngine(config, model, num_adapters=count, rank=settings.rank, progress=progress)) as engine:
         for (workload, population), requests in loads.items():
-            result = result_of(engine.closed_loop(requests, settings.num_clients), settings.level)
+            bar.start(f"{workload}, {population}, engine", _num_tokens(requests))
+            result = result_of(engine.closed_loop(requests, settings.num_clients, bar), settings.level)
             progress.console.print(f"{workload}, {population}, engine: {result.tokens_per_s:,.0f} tokens/s")
             rows.append(ServingRow(workload, population, "engine", result, None))
+            progress.advance(task)
     return rows
+
+
+def _num_tokens(requests: Sequence[ServedRequest]) -> int:
+    """The tokens of all answers."""
+    return sum(request.max_tokens for request in requests)
 
 
 @asynccontextmanager
