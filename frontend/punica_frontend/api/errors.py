@@ -180,7 +180,10 @@ def error_of_body(error: RequestValidationError | HTTPException) -> InvalidReque
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes ``app`` answer every error in the one shape."""
+    """Makes ``app`` answer every error in the one shape.
+
+    Handlers that are no coroutines would run in threads, each of which keeps its last error, and the body in it.
+    """
     app.add_exception_handler(PunicaError, _answer_punica_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -198,19 +201,19 @@ def _answer(status: int, error: ErrorObject, headers: Mapping[str, str] | None =
     return JSONResponse({"error": error, "request_id": REQUEST_ID.get()}, status, headers)
 
 
-def _answer_punica_error(_: Request, error: Exception) -> Response:
+async def _answer_punica_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PunicaError)
     log_for_operator(error)
     return answer_of(error)
 
 
-def _answer_validation_error(_: Request, error: Exception) -> Response:
+async def _answer_validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     is_json = error.errors()[0]["type"] != "json_invalid"
     return _answer(422 if is_json else 400, error_object(error_of_body(error)))
 
 
-def _answer_http_exception(request: Request, error: Exception) -> Response:
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, message, headers = error.status_code, what_failed(error), error.headers
     method, path = shortened(request.method), shortened(request.url.path)
@@ -247,6 +250,6 @@ def _allowed_methods(request: Request) -> str:
     return ", ".join(filter(is_taken, METHODS))
 
 
-def _answer_unexpected(_: Request, error: Exception) -> Response:
+async def _answer_unexpected(_: Request, error: Exception) -> Response:
     # Starlette raises it again, and the server logs it with its traceback.
     return _answer(500, error_object(error))

@@ -77,7 +77,7 @@ def error_event(_: object, error: Exception) -> TgiErrorBody:
     return {"error": error_object(error)["message"], "error_type": "generation"}
 
 
-def _answer(_: Request, error: Exception) -> Response:
+async def _answer(_: Request, error: Exception) -> Response:
     assert isinstance(error, TgiError)
     retry_after = answer_of(error.cause).headers.get("retry-after")
     return JSONResponse(_body(error), _kind(error)[0], {"Retry-After": retry_after} if retry_after else None)
