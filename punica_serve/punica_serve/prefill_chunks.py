@@ -72,6 +72,12 @@ class PrefillBudget:
         """The cost of a chunk of so many tokens behind ``start`` others."""
         return self._costs.cost(start, num_tokens) if self._costs else 0.0
 
+    def equivalent_tokens(self, start: int, num_tokens: int) -> float:
+        """Tokens at a prompt's beginning that cost as much as a chunk of so many behind ``start`` others."""
+        if not start or self._costs is None:
+            return num_tokens
+        return num_tokens * self._costs.cost(start, num_tokens) / self._costs.cost(0, num_tokens)
+
     def longest(self, start: int, num_tokens: int, allowance: float) -> int:
         """The longest chunk from ``start`` on, ``num_tokens`` at most, that costs no more than the allowance."""
         return self._costs.longest(start, num_tokens, allowance) if self._costs else num_tokens

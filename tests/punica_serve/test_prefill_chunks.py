@@ -2,10 +2,10 @@
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers
+from hypothesis.strategies import integers, lists
 
 from punica_serve.base_model.prefill_budget import chunk_costs_of
-from punica_serve.prefill_chunks import REFERENCE_CONTEXT, ChunkCosts
+from punica_serve.prefill_chunks import REFERENCE_CONTEXT, ChunkCosts, PrefillBudget
 from punica_serve.shapes import shape_of
 
 COSTS = ChunkCosts(dense=100.0, attention=((None, 0.05), (64, 0.05)))
@@ -47,3 +47,13 @@ def test_no_chunk_is_dearer_than_one_at_the_reference_context_or_needlessly_shor
 def test_a_layer_with_a_window_costs_no_more_beyond_it() -> None:
     windowed = ChunkCosts(100.0, ((64, 1.0),))
     assert windowed.cost(10_000, 16) == windowed.cost(100_000, 16)
+
+
+@given(num_tokens=integers(1, BUDGET), starts=lists(integers(0, 200_000), min_size=2, max_size=2))
+def test_a_chunk_behind_a_context_is_worth_more_tokens_than_one_at_the_beginning(
+    num_tokens: int, starts: list[int]
+) -> None:
+    budget, (near, far) = PrefillBudget(BUDGET, COSTS), sorted(starts)
+    assert num_tokens == budget.equivalent_tokens(0, num_tokens)
+    assert num_tokens <= budget.equivalent_tokens(near, num_tokens) <= budget.equivalent_tokens(far, num_tokens)
+    assert PrefillBudget(BUDGET).equivalent_tokens(far, num_tokens) == num_tokens

@@ -29,9 +29,12 @@ class StepTimeModel:
         self._decodes: dict[int, PiecewiseLinear] = {}
 
     def step_s(
-        self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: float, lora: LoraLoad = NO_LORA
+        self, num_prefill_tokens: float, num_decodes: int, num_context_tokens: float, lora: LoraLoad = NO_LORA
     ) -> float:
-        """Seconds of a step; 0 for an empty one. ``num_context_tokens`` is the sum over all its decodes."""
+        """Seconds of a step; 0 for an empty one. ``num_context_tokens`` is the sum over all its decodes.
+
+        ``num_prefill_tokens`` stand at the beginnings of their prompts: see ``PrefillBudget.equivalent_tokens``.
+        """
         if not num_prefill_tokens and not num_decodes:
             return 0.0
         lora_s = self._lora_s(lora) if lora.num_rows else 0.0
@@ -41,7 +44,7 @@ class StepTimeModel:
         """Steps of so many decodes without LoRA: seconds by their mean context."""
         return self._decodes.get(num_decodes) or self._make_decode(num_decodes)
 
-    def _base_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: float) -> float:
+    def _base_s(self, num_prefill_tokens: float, num_decodes: int, num_context_tokens: float) -> float:
         if not num_decodes:
             return self.prefill(num_prefill_tokens)
         decode = self.decodes_of(num_decodes)

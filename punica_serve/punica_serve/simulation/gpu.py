@@ -23,7 +23,7 @@ from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
 from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.lora_residency import LoraResidency
-from punica_serve.simulation.planned_step import PlannedStep, Prefill, prefills_of, tokens_of
+from punica_serve.simulation.planned_step import PlannedStep, Prefill, equivalent_tokens, prefills_of
 from punica_serve.simulation.row import Row
 
 
@@ -240,8 +240,7 @@ class SimulatedGpu:
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
-        duration_s = self._model.step_s(tokens_of(prefills), 0, 0, lora)
-        return PlannedStep(prefills, 0, num_adapters, duration_s, ())
+        return PlannedStep(prefills, 0, num_adapters, self._duration_s(prefills, 0, lora), ())
 
     def _plan_decodes(self) -> PlannedStep | None:
         """A step of the decodes, with prefills beside them; None if nothing can run."""
@@ -256,9 +255,12 @@ class SimulatedGpu:
         if not prefills and not num_decodes and not preempted:
             return None
         lora, num_adapters = _with_prefills(self._decodes.lora, prefills)
-        num_context_tokens = self._decodes.num_context_tokens
-        duration_s = self._model.step_s(tokens_of(prefills), num_decodes, num_context_tokens, lora)
+        duration_s = self._duration_s(prefills, num_decodes, lora)
         return PlannedStep(prefills, num_decodes, num_adapters, duration_s, preempted)
+
+    def _duration_s(self, prefills: Sequence[Prefill], num_decodes: int, lora: LoraLoad) -> float:
+        num_tokens = equivalent_tokens(prefills, self._prefill_budget)
+        return self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, lora)
 
     def _prefill(self, row: Row, num_tokens: int) -> bool:
         """Counts a chunk. Returns whether it was the last; the row then gets a token, and is no longer starting."""

@@ -31,7 +31,8 @@ class PlannedStep(NamedTuple):
 
     @property
     def num_prefill_tokens(self) -> int:
-        return tokens_of(self.prefills)
+        """Tokens of all prefills together."""
+        return sum([prefill.num_tokens for prefill in self.prefills])
 
 
 def prefills_of(
@@ -51,6 +52,6 @@ def prefills_of(
     return tuple([Prefill(row, num_tokens) for row, num_tokens in shares])
 
 
-def tokens_of(prefills: Iterable[Prefill]) -> int:
-    """Tokens of all prefills together."""
-    return sum([prefill.num_tokens for prefill in prefills])
+def equivalent_tokens(prefills: Iterable[Prefill], budget: PrefillBudget) -> float:
+    """Tokens at the beginnings of prompts that cost as much as these prefills, which have not been counted yet."""
+    return sum([budget.equivalent_tokens(row.num_cached, num_tokens) for row, num_tokens in prefills])

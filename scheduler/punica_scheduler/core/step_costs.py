@@ -13,8 +13,11 @@ class StepCosts(Protocol):
     def prefills_apart(self) -> bool:
         """Whether a step runs all waiting prefills together or the decodes, and not prefills beside the decodes."""
 
-    def step_s(self, num_prefill_tokens: int, num_decodes: int, num_context_tokens: float, lora: LoraLoad) -> float:
-        """A step; 0 for an empty one. ``num_context_tokens`` is the sum over all decodes."""
+    def step_s(self, num_prefill_tokens: float, num_decodes: int, num_context_tokens: float, lora: LoraLoad) -> float:
+        """A step; 0 for an empty one. ``num_context_tokens`` is the sum over all decodes.
+
+        ``num_prefill_tokens`` stand at the beginnings of their prompts: see ``PrefillBudget.equivalent_tokens``.
+        """
 
     def decode_s(self, batches: BatchColumns) -> Column:
         """A step of each batch; 0 for an empty one."""
