@@ -51,7 +51,9 @@ class RequestCheck:
         if reason := self.lora_pool.limits.why_not(adapter.ranks):
             raise InvalidRequest(reason, param="lora_id")
         if not self.lora_pool.could_fit(pages_needed(adapter.ranks)):
-            raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
+            raise InvalidRequest(
+                "the adapter is larger than the LoRA pool; raise `engine.num_lora_pages`", param="lora_id"
+            )
 
     def _check_vocabulary(self, field: str, token_ids: Sequence[int]) -> None:
         bad = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)

@@ -117,7 +117,9 @@ class SimulatedGpu:
         if request.num_tokens >= request.max_num_tokens:
             raise InvalidRequest("the request has all its tokens already", param="generated_ids")
         if request.adapter is not None and not self._loras.could_hold(request.adapter):
-            raise InvalidRequest("the adapter is larger than the LoRA pool; raise num_lora_pages", param="lora_id")
+            raise InvalidRequest(
+                "the adapter is larger than the LoRA pool; raise `engine.num_lora_pages`", param="lora_id"
+            )
         row = self._rows[key] = Row.of(key, request, self._vocab_size)
         if (settings := self._info.prefix_caching) is not None:
             row.prefix_hash = prefix_hash(request, settings, self._info.page_size)

@@ -118,6 +118,11 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
         ({"model_type": "qwen3_moe"}, "`model_type` is 'qwen3_moe', a mixture of experts, which is not implemented"),
         ({"model_type": "qwen3_5"}, "`model_type` is 'qwen3_5', a hybrid with linear attention, which is not"),
         ({"model_type": "olmoe", "num_experts": 64}, "`model_type` is 'olmoe', a mixture of experts, which is not"),
+        ({"model_type": "dbrx"}, "`model_type` is 'dbrx', a mixture of experts, which is not"),
+        (
+            {"model_type": "kimi_linear", "num_experts": 8, "layer_types": ["linear_attention", "full_attention"]},
+            "`model_type` is 'kimi_linear', a mixture of experts and a hybrid with linear attention, which is not",
+        ),
         (
             {"model_type": "qwen3_5_vl", "text_config": {"n_routed_experts": 8, "linear_num_key_heads": 16}},
             "`model_type` is 'qwen3_5_vl', a mixture of experts and a hybrid with linear attention, which is not",

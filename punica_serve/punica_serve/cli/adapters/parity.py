@@ -83,10 +83,8 @@ def engine_answers(
         }
         if not requests:
             least = _PROMPT_LENGTHS[0] + _NUM_GENERATED
-            message = (
-                f"the context is {engine.max_context} tokens, but comparing needs {least}; raise `engine.max_context`"
-            )
-            raise ConfigError(f"{message}: raise `engine.max_context`")
+            message = f"the context is {engine.max_context} tokens, but comparing needs {least}"
+            raise ConfigError(f"{message}; raise `engine.max_context`", param="engine.max_context")
         for request in requests.values():
             engine.add(request)
         return _answers(engine, requests)

@@ -80,7 +80,9 @@ def test_prompts_that_the_context_can_not_hold_are_left_out(config: ClusterConfi
 
 
 def test_a_context_that_holds_no_prompt_is_refused(config: ClusterConfig) -> None:
-    with pytest.raises(ConfigError, match="the context is 8 tokens, but comparing needs 9"):
+    with pytest.raises(
+        ConfigError, match=r"the context is 8 tokens, but comparing needs 9; raise `engine\.max_context`$"
+    ):
         probe(config.engine.model_copy(update={"max_context": 8}), ref_of("roman", config))
 
 
