@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from punica_serve.cli.group_bytes import group_lines
+from punica_serve.cli.group_bytes import group_lines, rank_lines
 from punica_serve.cli.model_check import GPUS, check_files, check_model, engine_for, gpu_bytes, limit_lines
 from punica_serve.cli.room_lines import adapter_lines, batch_line, batch_on
 from punica_serve.cli.shipped_configs import find_config
@@ -45,6 +45,10 @@ def command(
         str | None,
         typer.Option("--gpu", metavar="NAME|BYTES", help=f"Say what fits a GPU: {', '.join(GPUS)}, or its bytes."),
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(metavar="SIZE", min=1, max=64, help="With a folder: a group of so many devices serves the model."),
+    ] = None,
 ) -> None:
     """Check a config file, its model folder and its adapters; or a model folder alone.
 
@@ -61,14 +65,21 @@ def command(
     if model is None and given is not None and (os.path.isdir(given) or is_packaged(str(given))):
         model = given
     if model is not None:
-        _check_folder(engine_for(model), gpu)
+        _check_folder(engine_for(model), gpu, tensor_parallel or 1)
+    elif tensor_parallel is not None:
+        message = "`--tensor-parallel` goes with a model folder; a config file has `runner.tensor_parallel`"
+        raise ConfigError(message, param="tensor_parallel")
     elif given is not None:
         _check_file(find_config(given), gpu)
 
 
-def _check_folder(engine: "EngineConfig", gpu: str | None) -> None:
+def _check_folder(engine: "EngineConfig", gpu: str | None, num_ranks: int) -> None:
     """Prints what the configuration says, also if the error is that other files are missing."""
-    lines = check_model(engine, gpu)
+    from punica_serve.base_model.config_json import read_model_config
+
+    lines = check_model(engine, gpu, num_ranks)
+    if num_ranks > 1:
+        lines.extend(rank_lines(engine, read_model_config(engine.model), num_ranks))
     try:
         told = check_files(engine)
     except ModelFileMissing:

@@ -142,9 +142,10 @@ class _Fit:
         )
         fit = cls(engine, model, gpu, num_gpu_bytes, plan)
         if plan.kv_tokens < engine.page_size:
-            raise ConfigError(
-                f"{engine.model} does not fit {gpu}: {fit.sizes()}; take a larger GPU or group", param="gpu"
+            advice = (
+                "take a larger GPU, or a larger group: `runner.tensor_parallel`, or `--tensor-parallel` of a folder"
             )
+            raise ConfigError(f"{engine.model} does not fit {gpu}: {fit.sizes()}; {advice}", param="gpu")
         return fit
 
     def sizes(self) -> str:

@@ -76,6 +76,20 @@ def test_a_model_that_does_not_fit_is_told_with_the_sizes(cli: Cli) -> None:
     assert "does not fit 24000000000: of 22.4 GiB the engine uses 90%; the weights take 61.0 GiB" in stderr
 
 
+def test_a_group_is_told_what_each_of_its_ranks_has(cli: Cli) -> None:
+    folder = str(shape_folder("llama-3.1-70b"))
+    exit_code, _, stderr = cli("config", "check", folder, "--gpu", "h200")
+    assert exit_code == 2 and "take a larger GPU, or a larger group: " in stderr
+    exit_code, stdout, _ = cli("config", "check", folder, "--gpu", "h200", "--tensor-parallel", "4")
+    assert exit_code == 0
+    assert "h200: each of 4 ranks: of " in stdout and "group of 4: each rank has 32.86 GiB of 131.4 GiB of " in stdout
+
+
+def test_a_group_that_does_not_divide_a_folders_model_is_refused(cli: Cli) -> None:
+    exit_code, _, stderr = cli("config", "check", str(shape_folder("qwen-2.5-7b")), "--tensor-parallel", "8")
+    assert exit_code == 2 and "a group of 8 ranks can't divide this model: `num_attention_heads` of 28" in stderr
+
+
 def test_a_whole_folder_lacks_nothing(cli: Cli, model_folder: Path) -> None:
     exit_code, stdout, _ = cli("config", "check", str(model_folder))
     assert exit_code == 0 and "no weights" not in stdout and "GiB" not in stdout
@@ -120,6 +134,7 @@ def test_a_config_says_what_fits_with_its_own_settings(cli: Cli) -> None:
         (["demo", "--gpu", "h20"], "`--gpu` 'h20' is not known; give h200, h100, a100-80, or a number of bytes"),
         ([], "give a config or a model folder"),
         (["demo", "--model", "x"], "give a config or a model folder"),
+        (["demo", "--tensor-parallel", "2"], "`--tensor-parallel` goes with a model folder; a config file has"),
     ],
 )
 def test_options_that_say_nothing_are_refused(cli: Cli, arguments: list[str], message: str) -> None:

@@ -72,7 +72,9 @@ AdapterOption = Annotated[
 ]
 DeviceOption = Annotated[
     list[str] | None,
-    typer.Option("--device", metavar="NAME", help="With --model: cpu or cuda:0 and so on; may be repeated."),
+    typer.Option(
+        "--device", metavar="NAME", help="With --model: cpu, cuda:0, or a group, cuda:0,cuda:1; may be repeated."
+    ),
 ]
 
 
