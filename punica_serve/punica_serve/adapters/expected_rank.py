@@ -4,7 +4,7 @@ from punica_serve.adapters.adapter_limits import highest_rank, readable_configs
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
-from punica_serve.performance.auto_batch import AutoBatch, auto_batch_of
+from punica_serve.performance.auto_batch import AUTO_SIZES, AutoBatch, auto_batch_of, auto_times, step_ms
 
 
 def engine_of(config: ClusterConfig) -> EngineConfig:
@@ -17,6 +17,12 @@ def engine_of(config: ClusterConfig) -> EngineConfig:
 def batch_of(config: ClusterConfig) -> AutoBatch:
     """The batch size of a cluster's engine, and what limits it. Raises ConfigError if `auto` has no profile."""
     return auto_batch_of(config, with_expected_rank(config))
+
+
+def auto_steps_ms(config: ClusterConfig) -> dict[int, float]:
+    """A decode step of each size that ``auto`` may take, by its profile. Raises ConfigError without one."""
+    engine, times = with_expected_rank(config), auto_times(config)
+    return {size: step_ms(size, engine, times) for size in AUTO_SIZES}
 
 
 def with_expected_rank(config: ClusterConfig) -> EngineConfig:

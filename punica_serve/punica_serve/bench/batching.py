@@ -39,9 +39,11 @@ class BatchingSettings:
     prefill_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     #: KvCache tokens per request of a decode batch.
     contexts: tuple[int, ...] = (128, 512, 2048)
-    decode_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+    decode_batches: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
     #: Measured besides the base model alone, at the first of ``contexts``.
     populations: tuple[Population, ...] = (Population.IDENTICAL, Population.DISTINCT)
+    #: Distinct adapters are measured here too: the context by which `max_batch_size: auto` chooses.
+    auto_context: int | None = None
     rank: int = 16
 
 
@@ -102,9 +104,10 @@ def _measure_prefills(subject: Subject, settings: BatchingSettings, progress: Pr
 
 def _measure_decodes(subject: Subject, settings: BatchingSettings, progress: Progress) -> tuple[DecodeTime, ...]:
     largest = max(settings.decode_batches)
-    num_adapters = largest if settings.populations else 1
+    num_adapters = largest if settings.populations or settings.auto_context is not None else 1
     config = subject.sized(batch_size=largest, rank=settings.rank, num_host=num_adapters, num_resident=num_adapters)
-    config = config.model_copy(update={"prefill_budget_tokens": max(settings.contexts)})
+    # Prompts are sized for batches that one request joins in each step.
+    config = config.model_copy(update={"prefill_budget_tokens": max(settings.contexts), "max_prefills": 1})
     with timed(progress, "engine for decodes"):
         engine = Engine(config, str(subject.device))
     try:
@@ -118,11 +121,14 @@ def _measure_decodes(subject: Subject, settings: BatchingSettings, progress: Pro
 def _decode_cells(
     bench: "EngineBench", settings: BatchingSettings, refs: Sequence[AdapterRef], progress: Progress
 ) -> tuple[DecodeTime, ...]:
-    """The base model alone at every context, then the populations at the first."""
+    """The base model alone at every context, then the populations at the first, then distinct adapters for `auto`."""
     cells: list[tuple[str, int, Sequence[AdapterRef]]] = [("none", context, ()) for context in settings.contexts]
     for population in settings.populations:
         adapters = refs if population is Population.DISTINCT else refs[:1]
         cells.append((population.value, settings.contexts[0], adapters))
+    context = settings.auto_context
+    if context is not None and ("distinct", context) not in [cell[:2] for cell in cells]:
+        cells.append(("distinct", context, refs))
     task = progress.add_task("decode", total=len(cells))
     times: list[DecodeTime] = []
     for name, context, adapters in cells:

@@ -1,7 +1,11 @@
-"""The report of `bench batching`: prefill and decode against batch size, the knee of the curve, and figure 1."""
+"""The report of `bench batching`: prefill and decode against batch size, the knee of the curve, and figure 1.
+
+It also tells the batch that `engine.max_batch_size: auto` takes by these steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress
@@ -11,6 +15,7 @@ from punica_serve.bench.goals import GOAL_SHAPE
 from punica_serve.bench.reference_figures import peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.subject import Subject
+from punica_serve.performance.auto_batch import AUTO_SIZES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,17 +52,40 @@ def measure_all(subject: Subject, settings: BatchingSettings, progress: Progress
 def make_report(subject: Subject, settings: BatchingSettings, measured: BatchingMeasured) -> Report:
     """The tables, knees and picture of one run."""
     with_vllm = subject.on_gpu and subject.model.name == GOAL_SHAPE
+    target_ms = subject.config.target_step_ms
+    auto = auto_point(settings, measured.decodes, target_ms)
     return Report(
         name="batching",
         machine=machine(str(subject.device)),
         settings={**asdict(settings), "model": subject.model.name},
         tables=[_prefill_table(subject, measured), _decode_table(settings, measured.decodes, with_vllm=with_vllm)],
-        figures={"": lambda figure: _draw(figure, measured)},
-        facts={
-            f"batch beyond which doubling brings < {KNEE_GAIN} x, adapters {adapters}, context {context}": knee(times)
-            for (adapters, context), times in _curves(measured.decodes).items()
-        },
+        figures={"": lambda figure: _draw(figure, measured, auto)},
+        facts=_facts(settings, measured.decodes, target_ms, auto),
     )
+
+
+def auto_point(settings: BatchingSettings, decodes: Sequence[DecodeTime], target_step_ms: float) -> DecodeTime | None:
+    """The batch that `max_batch_size: auto` takes by measured steps, if memory allows; None if it was not measured.
+
+    As by a profile: the largest of its sizes whose step and those of all smaller ones keep the target, or the smallest.
+    """
+    curve = _curves(decodes).get(("distinct", settings.auto_context or 0), [])
+    sizes = [time for time in curve if time.batch_size in AUTO_SIZES]
+    fitting = list(takewhile(lambda time: time.step_s * 1e3 <= target_step_ms, sizes))
+    return fitting[-1] if fitting else next(iter(sizes), None)
+
+
+def _facts(
+    settings: BatchingSettings, decodes: Sequence[DecodeTime], target_step_ms: float, auto: DecodeTime | None
+) -> dict[str, Value]:
+    worthwhile = f"batch beyond which doubling brings < {KNEE_GAIN} x"
+    facts: dict[str, Value] = {
+        f"{worthwhile}, adapters {adapters}, context {context}": knee(times)
+        for (adapters, context), times in _curves(decodes).items()
+    }
+    load = f"{target_step_ms:g} ms, adapters distinct, context {settings.auto_context}"
+    facts[f"batch of `max_batch_size: auto` by these steps, {load}"] = auto.batch_size if auto is not None else None
+    return facts
 
 
 def knee(times: Sequence[DecodeTime]) -> int | None:
@@ -117,20 +145,27 @@ def _vllm_step_ms(time: DecodeTime) -> float | None:
     return vllm.step_ms.get(time.adapters, {}).get(time.batch_size)
 
 
-def _draw(figure: "Figure", measured: BatchingMeasured) -> None:
-    """The paper's figure 1: prefill latency grows with the batch, decode latency hardly does."""
-    figure.set_size_inches(9, 4)
-    prefill_axes, decode_axes = figure.subplots(1, 2)
+def _draw(figure: "Figure", measured: BatchingMeasured, auto: DecodeTime | None) -> None:
+    """The paper's figure 1: prefill latency grows with the batch, decode latency hardly does. And tokens/s."""
+    figure.set_size_inches(13, 4)
+    prefill_axes, decode_axes, speed_axes = figure.subplots(1, 3)
     for num_tokens in sorted({time.num_prompt_tokens for time in measured.prefills}):
         times = [time for time in measured.prefills if time.num_prompt_tokens == num_tokens]
         latencies_ms = [time.latency_s * 1e3 for time in times]
         prefill_axes.plot([time.num_prompts for time in times], latencies_ms, "o-", label=f"{num_tokens} tokens")
     for (adapters, context), curve in _curves(measured.decodes).items():
         label = f"{context} tokens" if adapters == "none" else f"{context} tokens, {adapters} adapters"
-        decode_axes.plot([time.batch_size for time in curve], [time.step_s * 1e3 for time in curve], "o-", label=label)
-    for axes, title in ((prefill_axes, "Prefill"), (decode_axes, "Decode step")):
+        sizes = [time.batch_size for time in curve]
+        decode_axes.plot(sizes, [time.step_s * 1e3 for time in curve], "o-", label=label)
+        speed_axes.plot(sizes, [time.batch_size / time.step_s for time in curve], "o-", label=label)
+    if auto is not None:
+        label = f"`auto`: {auto.batch_size}"
+        decode_axes.plot(auto.batch_size, auto.step_s * 1e3, "k*", markersize=14, label=label)
+        speed_axes.plot(auto.batch_size, auto.batch_size / auto.step_s, "k*", markersize=14, label=label)
+    panels = ((prefill_axes, "Prefill", "ms"), (decode_axes, "Decode step", "ms"), (speed_axes, "Decode", "tokens/s"))
+    for axes, title, unit in panels:
         axes.set_title(title)
         axes.set_xlabel("batch size")
-        axes.set_ylabel("ms")
+        axes.set_ylabel(unit)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)

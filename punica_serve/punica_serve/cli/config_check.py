@@ -10,7 +10,7 @@ import typer
 
 from punica_serve.cli.group_bytes import group_lines, rank_lines
 from punica_serve.cli.model_check import GPUS, check_files, check_model, engine_for, gpu_bytes, limit_lines
-from punica_serve.cli.room_lines import adapter_lines, batch_line, batch_on
+from punica_serve.cli.room_lines import adapter_lines, auto_lines, batch_line, batch_on
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.process.logs import LogLevel, configure_logging
@@ -110,6 +110,8 @@ def _check_file(file: Path, gpu: str | None) -> None:
     for told in model.generation.not_applied:
         console.print(f"not implemented: {told}", soft_wrap=True, markup=False)
     for line in _lines_without_gpu(config, model) if gpu is None else ():  # else the lines about the GPU have them
+        console.print(line, soft_wrap=True, markup=False)
+    for line in auto_lines(config):
         console.print(line, soft_wrap=True, markup=False)
     if gpus := [device for device in config.runner.workers if device.startswith("cuda")]:
         console.print(f"devices {', '.join(gpus)}: checked at the start, on the hosts that run workers", soft_wrap=True)

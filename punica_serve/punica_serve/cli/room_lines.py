@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from punica_serve.base_model.model_config import ModelConfig
+    from punica_serve.config.cluster import ClusterConfig
     from punica_serve.config.engine_section import EngineConfig
     from punica_serve.performance.auto_batch import AutoBatch
 
@@ -26,6 +27,21 @@ def batch_line(batch: "AutoBatch", *, is_gpu_known: bool) -> str:
         return f"requests in a step: {batch.size}"
     may_be_fewer = "" if is_gpu_known else "; a GPU may have memory for fewer"
     return f"requests in a step: {batch.size}, limited by {batch.limit}{may_be_fewer}"
+
+
+def auto_lines(config: "ClusterConfig") -> Iterator[str]:
+    """The steps by which `max_batch_size: auto` chooses; none for a number. Raises ConfigError without a profile."""
+    from punica_serve.adapters.expected_rank import auto_steps_ms
+    from punica_serve.config.fields import AUTO_BATCH
+
+    engine = config.engine
+    if engine.max_batch_size != AUTO_BATCH:
+        return
+    steps = (
+        f"{size} requests {ms:.1f} ms, {1e3 * size / ms:,.0f} tokens/s" for size, ms in auto_steps_ms(config).items()
+    )
+    load = f"{engine.target_context} tokens of context and {engine.target_distinct:.0%} distinct adapters"
+    yield f"decode steps by the profile, with {load}: {'; '.join(steps)}"
 
 
 def adapter_lines(engine: "EngineConfig", share: "ModelConfig", pages_that_fit: int | None = None) -> Iterator[str]:

@@ -38,12 +38,17 @@ def auto_batch_of(config: ClusterConfig, engine: EngineConfig) -> AutoBatch:
     """
     if engine.max_batch_size != AUTO_BATCH:
         return AutoBatch(engine.max_batch_size, "max_batch_size")
+    return largest_batch(engine, auto_times(config))
+
+
+def auto_times(config: ClusterConfig) -> StepTimeModel:
+    """The profile by which ``auto`` chooses. Raises ConfigError without one."""
     simulated = config.simulation.profile if SIMULATED_DEVICE in config.runner.devices else None
     name = config.scheduler.profile or simulated
     if name is None:
         message = f"`engine.max_batch_size: auto` needs to know how long steps take; set `{_KEY}`, or give a number"
         raise ConfigError(message, param="engine.max_batch_size")
-    return largest_batch(engine, StepTimeModel(load_profile(name, param=_KEY)))
+    return StepTimeModel(load_profile(name, param=_KEY))
 
 
 def largest_batch(engine: EngineConfig, times: StepTimeModel) -> AutoBatch:

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from punica_serve.bench.batching import BatchingMeasured, BatchingSettings, DecodeTime, run
-from punica_serve.bench.batching_report import knee, make_report
+from punica_serve.bench.batching_report import auto_point, knee, make_report
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.workload import Population
 
 SETTINGS = BatchingSettings(
-    prompts=(4, 1000), prefill_batches=(1, 3), contexts=(24, 80), decode_batches=(1, 2, 4), rank=4
+    prompts=(4, 1000), prefill_batches=(1, 3), contexts=(24, 80), decode_batches=(1, 2, 4), rank=4, auto_context=30
 )
 
 
@@ -47,6 +47,7 @@ def test_every_batch_that_fits_is_decoded(measured: BatchingMeasured) -> None:
         ("none", 80): [2, 1],
         ("identical", 24): [4, 2, 1],
         ("distinct", 24): [4, 2, 1],
+        ("distinct", 30): [4, 2, 1],
     }
 
 
@@ -55,9 +56,16 @@ def test_every_batch_is_measured_at_the_context_that_is_asked_for(measured: Batc
         assert time.mean_context_tokens == pytest.approx(time.num_context_tokens, abs=1), time
 
 
+def test_so_are_batches_that_would_be_filled_by_several_prefills_a_step(tiny_llama: Path) -> None:
+    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=600, num_lora_pages=1, cpu_threads=1)
+    settings = replace(SETTINGS, prompts=(4,), contexts=(100,), decode_batches=(64,), populations=(), auto_context=None)
+    (time,) = run(Subject.of(config, "cpu"), settings, Progress(disable=True)).decodes
+    assert time.mean_context_tokens == pytest.approx(100, abs=1)
+
+
 def test_a_batch_larger_than_its_context_still_decodes(subject: Subject) -> None:
     """Its first requests are past the context before the last one is prefilled, and the table says so."""
-    settings = replace(SETTINGS, contexts=(2,), decode_batches=(6,), populations=())
+    settings = replace(SETTINGS, contexts=(2,), decode_batches=(6,), populations=(), auto_context=None)
     (time,) = run(subject, settings, Progress(disable=True)).decodes
     assert time.batch_size == 6 and time.mean_context_tokens == pytest.approx(2 + 12.5 + 2.5)
 
@@ -74,6 +82,25 @@ def test_a_batch_larger_than_its_context_still_decodes(subject: Subject) -> None
 )
 def test_the_knee_is_the_last_batch_worth_doubling(step_ms: dict[int, float], expected: int | None) -> None:
     assert knee([DecodeTime("none", 512, size, ms / 1e3, 512.0) for size, ms in step_ms.items()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "expected"),
+    [
+        ({32: 9.0, 48: 30.0, 64: 12.0, 128: 20.0, 256: 31.0}, 128),
+        ({32: 9.0, 64: 26.0, 128: 20.0}, 32),
+        ({32: 40.0, 64: 50.0}, 32),
+        ({1: 4.0, 64: 9.0}, 64),
+        ({1: 4.0}, None),
+    ],
+)
+def test_auto_takes_the_largest_of_its_sizes_whose_steps_keep_the_target(
+    step_ms: dict[int, float], expected: int | None
+) -> None:
+    decodes = [DecodeTime("distinct", 30, size, ms / 1e3, 30.0) for size, ms in step_ms.items()]
+    others = [DecodeTime("none", 30, 256, 1e-3, 30.0), DecodeTime("distinct", 24, 256, 1e-3, 24.0)]
+    point = auto_point(SETTINGS, [*others, *decodes], 25.0)
+    assert (point.batch_size if point else None) == expected
 
 
 def test_it_leaves_tables_json_and_a_picture(

@@ -33,6 +33,13 @@ def test_auto_is_told_as_numbers_with_the_setting_that_limits_them(check: Check)
     assert "adapters of rank 16 in host memory: 512, 38.12 GiB; a host may have memory for fewer" in lines
 
 
+def test_the_steps_by_which_auto_chooses_are_told(check: Check) -> None:
+    (line,) = [line for line in check(max_batch_size="auto") if line.startswith("decode steps by the profile")]
+    assert line.startswith("decode steps by the profile, with 512 tokens of context and 100% distinct adapters: 32 req")
+    assert line.count(" tokens/s") == 4
+    assert not [line for line in check(max_batch_size=64) if line.startswith("decode steps")]
+
+
 def test_on_a_known_gpu_memory_may_be_the_limit(check: Check) -> None:
     lines = check("--gpu", "h200", max_batch_size="auto")
     assert "requests in a step: 128, limited by target_step_ms" in lines

@@ -23,16 +23,16 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    largest: Annotated[int, typer.Option(min=1, max=1_024, help="Largest decode batch.")] = 128,
+    largest: Annotated[int, typer.Option(min=1, max=1_024, help="Largest decode batch.")] = 256,
     rank: RankOption = 16,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
-    """Measure prefill and decode latency against batch size; suggest a batch size."""
+    """Measure latency and tokens/s against batch size; suggest a batch size, and tell `max_batch_size: auto`'s."""
     from punica_serve.bench.batching import BatchingSettings
 
     sizes = tuple(size for size in BatchingSettings().decode_batches if size <= largest)
-    settings = BatchingSettings(decode_batches=sizes, rank=rank)
     subject = subject_of(config, shape, device)
+    settings = BatchingSettings(decode_batches=sizes, rank=rank, auto_context=subject.config.target_context)
 
     def benchmark(progress: Progress) -> "Report":
         from punica_serve.bench.batching_report import measure_all
