@@ -4,6 +4,8 @@ import re
 
 #: The largest count that every layer below can hold: 32 bits, signed.
 MAX_COUNT = (1 << 31) - 1
+#: The largest integer of a database, and of the system's calls: 64 bits, signed.
+MAX_INT64 = (1 << 63) - 1
 
 
 def counted(count: int, what: str) -> str:
@@ -18,7 +20,9 @@ def is_count(text: str, max_digits: int = 19) -> bool:
 
 def limit(value: object) -> str:
     """A limit as text: all digits of a whole number, and no trailing zeros."""
-    return f"{value:g}" if isinstance(value, float) else f"{value}"
+    if not isinstance(value, float):
+        return f"{value}"
+    return f"{value:.0f}" if value.is_integer() else f"{value:g}"
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 
 from punica_serve.config.device_groups import why_no_device
-from punica_serve.numbers import MAX_COUNT
+from punica_serve.numbers import MAX_COUNT, MAX_INT64
 
 #: Prefixes of folders that ship with the package, and the packages that hold them.
 _PACKAGES = {"demo:": "punica_serve.demo", "shape:": "punica_serve.shapes"}
@@ -77,7 +77,7 @@ NameOrFile = Annotated[Name, AfterValidator(_resolve_file)]
 Device = Annotated[str, AfterValidator(_refuse_unknown_device)]
 Flag = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1, le=MAX_INT64)]
 #: A number of pages, rows or tokens: the tables of a step hold int32.
 Int32 = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 #: The same, or `auto`, which is None.
@@ -101,10 +101,13 @@ BatchSize = Annotated[
     BeforeValidator(_read_batch_size),
     PlainSerializer(lambda size: "auto" if size == AUTO_BATCH else size),
 ]
-NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0, le=MAX_INT64)]
 #: The same, or `auto`, which is None.
 AutoNonNegativeInt = Annotated[NonNegativeInt | None, BeforeValidator(_read_auto)]
-Seconds = Annotated[float, Field(strict=True, gt=0)]
+#: Thirty years are as good as no limit, and every clock and event loop can wait for them.
+_MAX_S = 1e9
+Seconds = Annotated[float, Field(strict=True, gt=0, le=_MAX_S)]
+SecondsOrZero = Annotated[float, Field(strict=True, ge=0, le=_MAX_S)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 
 

@@ -13,6 +13,7 @@ from punica_serve.config.fields import (
     Port,
     PositiveInt,
     Seconds,
+    SecondsOrZero,
 )
 from punica_serve.config.placement_name import PlacementName
 
@@ -83,7 +84,7 @@ class SchedulerConfig(ConfigModel):
     #: How long a request is queued, without blocking others, for an adapter that the store has failed to deliver twice.
     store_patience_s: Seconds = 30.0
     #: After a start, how long the scheduler waits for runners and frontends to reconnect before it places requests.
-    settle_s: Annotated[float, Field(strict=True, ge=0)] = 0.5
+    settle_s: SecondsOrZero = 0.5
     #: Audit the scheduler's accounting after every `audit_every`th event; an inconsistency ends the process.
     audit: Flag = False
     audit_every: PositiveInt = 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from sqlalchemy import ColumnElement, and_, exists, func, insert, or_, select, update
 
 from punica_serve.errors import Conflict, InvalidRequest, LastAdminKey, NotFound
+from punica_serve.numbers import MAX_INT64
 from punica_serve.protocol import PROMISE_RANGE
 from punica_serve.registry.change import Change
 from punica_serve.registry.names import (
@@ -38,8 +39,6 @@ _NO_LIMITS: Terms = {
 }
 _PROMISES = frozenset({"slo_first_token_s", "slo_time_per_token_s"})
 
-#: The largest integer of a database.
-_MAX_LIMIT = 2**63 - 1
 _MAX_KEY_NAME_CHARS = 100
 #: Size of a tenant's id. Random, so that no id repeats, even if the database was restored from an old backup.
 _ID_BYTES = 8
@@ -84,8 +83,8 @@ def _check_term(param: str, value: float) -> None:
     if param in _PROMISES:
         if not PROMISE_RANGE.holds(value):
             raise InvalidRequest(f"`{param}` is {value}; it must be {PROMISE_RANGE}, or null for none", param=param)
-    elif not 0 <= value <= _MAX_LIMIT:
-        message = f"`{param}` is {value}; it must be from 0 to {_MAX_LIMIT}, or null for no limit"
+    elif not 0 <= value <= MAX_INT64:
+        message = f"`{param}` is {value}; it must be from 0 to {MAX_INT64}, or null for no limit"
         raise InvalidRequest(message, param=param)
 
 

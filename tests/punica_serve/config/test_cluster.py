@@ -180,6 +180,16 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ("engine: {model: m, num_lora_pages: 9999999999}", "`engine.num_lora_pages`: must be 2147483647 or less"),
         ("engine: {model: m, page_size: 9999999999}", "`engine.page_size`: must be 2147483647 or less"),
         ("engine: {model: m, max_batch_size: 9999999999}", "`engine.max_batch_size`: must be 2147483647 or less"),
+        (
+            "engine: {model: m, host_cache_bytes: 99999999999999999999}",
+            "`engine.host_cache_bytes`: must be 9223372036854",
+        ),
+        ("engine: {model: m}\nregistry: {usage_days: 99999999999999999999}", "`registry.usage_days`: must be 92233720"),
+        (
+            "engine: {model: m}\nscheduler: {queue_timeout_s: 1.0e+300}",
+            "`scheduler.queue_timeout_s`: must be 1000000000 ",
+        ),
+        ("engine: {model: m}\nscheduler: {settle_s: 1.0e+300}", "`scheduler.settle_s`: must be 1000000000 or less"),
         ("engine: {model: m, page_size: 0}", "`engine.page_size`: must be 1 or more, got 0"),
         ("engine: {model: m}\nstore: {url: 'gopher://x'}", "`store.url`: .*no file system is known for gopher://"),
         ("engine: {model: m}\ntracing: {otlp_endpoint: nonsense}", "`tracing.otlp_endpoint`: .*http://host:port"),
