@@ -26,10 +26,13 @@ _SQLITE = "sqlite:///"
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 #: The second concerns the memory shared by SQLite's readers, which is a separate file.
 _SQLITE_DISK_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+#: Primary error numbers, which the lowest eight bits of a number hold.
+_SQLITE_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _POSTGRES_DISK_FULL = "53100"
 
 _AWAY = "the registry's database is not available; nothing can be changed until it is back"
 _FULL = "the disk of the registry's database is full; nothing can be changed until its operator makes room there"
+_DAMAGED = "the registry's database is damaged; nothing can be changed until its operator restores a backup"
 
 
 class Database:
@@ -107,7 +110,7 @@ class Database:
             raise self._unavailable(_AWAY, f"did not answer within {timeout_s:g} s") from error
         except (SQLAlchemyError, OSError) as error:
             cause = getattr(error, "orig", None) or error
-            raise self._unavailable(_FULL if _is_full(cause) else _AWAY, _reason(cause)) from error
+            raise self._unavailable(_message_of(cause), _reason(cause)) from error
 
     @asynccontextmanager
     async def _begun(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -119,7 +122,7 @@ class Database:
     def _unavailable(self, message: str, reason: str) -> RegistryUnavailable:
         detail = f"{self.shown_url}: {reason}"
         return RegistryUnavailable(
-            f"{message}; requests are served from what was read before", detail=detail, retry_after_s=self.deadline_s
+            f"{message}; frontends that have read it go on", detail=detail, retry_after_s=self.deadline_s
         )
 
 
@@ -130,10 +133,12 @@ def _parsed(url: str) -> URL:
     return make_url(url)
 
 
-def _is_full(cause: BaseException) -> bool:
-    """Whether the driver reports a full disk: SQLite by an error number, PostgreSQL by an SQL state."""
-    number, state = getattr(cause, "sqlite_errorcode", None), getattr(cause, "sqlstate", None)
-    return number in _SQLITE_DISK_FULL or state == _POSTGRES_DISK_FULL
+def _message_of(cause: BaseException) -> str:
+    """The message about a driver's error: SQLite has numbers, PostgreSQL SQL states."""
+    number, state = getattr(cause, "sqlite_errorcode", 0), getattr(cause, "sqlstate", None)
+    if number in _SQLITE_DISK_FULL or state == _POSTGRES_DISK_FULL:
+        return _FULL
+    return _DAMAGED if number & 0xFF in _SQLITE_DAMAGED else _AWAY
 
 
 def _reason(cause: BaseException) -> str:

@@ -124,7 +124,7 @@ async def test_nor_is_a_folder_in_which_no_log_can_be_made(tmp_path: Path, monke
 
 async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "registry.db").write_bytes(b"something else" * 1000)
-    with pytest.raises(RegistryUnavailable, match="file is not a database"):
+    with pytest.raises(RegistryUnavailable, match=r"restores a backup.*registry\.db: file is not a database"):
         await Registry.open(f"sqlite:///{tmp_path}/registry.db")
 
 

@@ -173,6 +173,21 @@ async def test_a_file_on_a_disk_that_is_full_before_it_is_opened(migrated_sqlite
             await Registry.open(f"sqlite:///{disk}/registry.db")
 
 
+def _overwrite(file: Path) -> None:
+    with file.open("r+b") as pages:
+        pages.write(bytes(file.stat().st_size))
+
+
+async def test_a_damaged_file_is_told_of(migrated_sqlite: Path, tmp_path: Path) -> None:
+    file = tmp_path / "registry.db"
+    shutil.copy(migrated_sqlite, file)
+    registry = await Registry.open(f"sqlite:///{file}")
+    _overwrite(file)
+    with pytest.raises(RegistryUnavailable, match="is damaged; nothing can be changed until its operator restores a"):
+        await registry.register("default", "x", ref_of("a"), by="me")
+    await registry.close()
+
+
 async def test_a_database_whose_tables_are_gone(open_registry: OpenRegistry) -> None:
     registry = await open_registry()
     await registry.register("default", "x", ref_of("a"), by="me")
