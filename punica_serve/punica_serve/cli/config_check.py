@@ -187,6 +187,8 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
 def check_host(config: "ClusterConfig") -> None:
     """Checks what the cluster's processes need on this machine, run as this user. Raises ConfigError."""
     check_folder(config.data_folder, "data_folder")
+    if config.store_folder:
+        check_folder(config.store_folder, "store.url")
     hook = config.scheduler.scale.hook
     if hook and shutil.which(hook[0]) is None:
         message = f"`scheduler.scale.hook`: {hook[0]} is not a command that can be run here"

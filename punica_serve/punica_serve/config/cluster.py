@@ -96,6 +96,11 @@ class ClusterConfig(ConfigModel):
     def store_url(self) -> str:
         return self.store.url or str(self.data_folder / "store")
 
+    @property
+    def store_folder(self) -> Path | None:
+        """The store's folder; None for a URL."""
+        return None if "://" in self.store_url else Path(self.store_url)
+
 
 def load_config(path: Path) -> ClusterConfig:
     """Reads a config file. Raises ConfigError."""

@@ -3,6 +3,7 @@
 Checks by writing, since permissions are unreliable for the superuser and in file systems such as /proc.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,8 @@ from punica_serve.errors.reasons import reason_of
 def check_folder(folder: Path, option: str = "--out") -> None:
     """Leaves no new file behind. Raises ConfigError about the option if the folder can't be made or written to."""
     try:
-        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        path = folder.absolute()
+        existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
         TemporaryDirectory(dir=existing).cleanup()
     except OSError as error:
         message = f"`{option}` {folder} is not a folder that can be written to: {error.strerror}; choose another"

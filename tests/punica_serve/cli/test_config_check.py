@@ -148,6 +148,14 @@ def test_a_data_folder_that_cannot_be_written_is_refused(
     assert f"`data_folder` {tmp_path / folder} is not a folder that can be written to: " in stderr
 
 
+def test_a_store_folder_that_cannot_be_written_is_refused(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
+    (tmp_path / "store").symlink_to(tmp_path / "not mounted")
+    for settings in ({"store": {"url": "/proc/x"}}, {"data_folder": str(tmp_path)}):
+        exit_code, _, stderr = cli("config", "check", str(write_config(**settings)))
+        assert exit_code == 2 and "`store.url` " in stderr and "is not a folder that can be written to: " in stderr
+    assert cli("config", "check", str(write_config(store={"url": "memory://adapters"})))[0] == 0
+
+
 def test_flashinfer_on_a_cpu_is_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:
     engine = {"model": str(model_folder), "attention": "flashinfer"}
     exit_code, _, stderr = cli("config", "check", str(write_config(engine=engine)))
