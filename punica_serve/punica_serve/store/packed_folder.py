@@ -64,7 +64,11 @@ class PackedFolder:
             os.utime(self.path(digest, layout), follow_symlinks=False)
 
     def has(self, digest: str, layout: str) -> bool:
-        return self.path(digest, layout).exists()
+        """Whether the file is there; False also if the disk can't say."""
+        try:
+            return self.path(digest, layout).exists()
+        except OSError:
+            return False
 
     def write(self, digest: str, layout: str, write: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
         """Makes a file by ``write``, which gets its descriptor. It is there whole or, after any error, not at all.

@@ -1,5 +1,6 @@
 """Packed forms share the budget of the host's cache, and go before their adapters, and with them."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -150,3 +151,17 @@ def test_a_file_of_another_user_is_not_opened(cache: CacheFolder, monkeypatch: p
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(PermissionError, match="others may have written it"):
         open_own_file(cache.packed.path(DIGESTS[0], "layout"))
+
+
+def test_where_the_disk_does_not_say_what_it_has_there_is_nothing(
+    cache: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs(cache, DIGESTS[0], 10, 1)
+
+    def fail(*_: object, **__: object) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", fail)
+        assert not cache.packed.has(DIGESTS[0], "layout")
+    assert cache.packed.has(DIGESTS[0], "layout")
