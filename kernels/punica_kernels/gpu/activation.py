@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 
 _BLOCK = 1024
 
@@ -54,10 +54,8 @@ def _gate_and_mul(
     PDL_WAIT: tl.constexpr,
 ):
     """One program per row and block of columns."""
-    if PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    await_predecessors(PDL_WAIT)
+    start_dependents(PDL_TRIGGER)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < WIDTH

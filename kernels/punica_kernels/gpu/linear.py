@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 
 #: With more rows the library's kernels win.
 MAX_ROWS = 64
@@ -127,9 +127,8 @@ def _linear(
     if PDL_WAIT:
         # No kernel writes weights, so those of the first block can be prefetched before the wait.
         _prefetch(weight + (tl.arange(0, BLOCK_IN // _LINE) * _LINE)[None, :])
-        tl.extra.cuda.gdc_wait()
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    await_predecessors(PDL_WAIT)
+    start_dependents(PDL_TRIGGER)
     ins = tl.arange(0, BLOCK_IN)[None, :]
     used = (rows < num_rows)[:, None]
     x += rows[:, None] * x_stride + first_in + ins

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import pdl_options
 from punica_kernels.gpu.partial_sums import load_splits
+from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> None:
@@ -91,11 +91,9 @@ def _rms_norm(
     columns = tl.arange(0, BLOCK)
     mask = columns < WIDTH
     gain = tl.load(weight + columns, mask=mask, other=0.0)
-    if PDL_WAIT:
-        # No kernel writes a norm's weight, so it is loaded before the wait.
-        tl.extra.cuda.gdc_wait()
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    # No kernel writes a norm's weight, so it is loaded before the wait.
+    await_predecessors(PDL_WAIT)
+    start_dependents(PDL_TRIGGER)
     values = load_splits(x + row * x_stride + columns, split_stride, mask, SPLIT_K)
     if residual is not None:
         if delta is not None:

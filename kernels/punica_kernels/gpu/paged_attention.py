@@ -26,8 +26,9 @@ from punica_kernels.gpu.attention_config import (
 )
 from punica_kernels.gpu.attention_constants import FIRST_ROW
 from punica_kernels.gpu.attention_splits import Out, Splits, store_split
-from punica_kernels.gpu.launch import num_multiprocessors, pdl_options
+from punica_kernels.gpu.launch import num_multiprocessors
 from punica_kernels.gpu.online_softmax import Cache, Scoring, attend
+from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 from punica_kernels.gpu.work_tile import Sizes, columns, load_listed_rows, load_work_tile, tile_rows
 
 _LOG2_E = math.log2(math.e)
@@ -158,9 +159,7 @@ def _paged_attention(
     words = tiles + tl.program_id(1) * TILE_WORDS
     first_row = tl.load(words + FIRST_ROW)
     if first_row < 0:
-        if PDL_WAIT:
-            # A PDL dependent of this kernel also relies on its predecessor.
-            tl.extra.cuda.gdc_wait()
+        await_predecessors(PDL_WAIT)
         return
     tile = load_work_tile(words, first_row, pages, SHARES_PREFIXES)
     listed_row = load_listed_rows(row_list, tile, sizes) if SHARES_PREFIXES else first_row
@@ -174,10 +173,8 @@ def _paged_attention(
         value_page_stride=value_page_stride,
         value_slot_stride=value_slot_stride,
     )
-    if PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    await_predecessors(PDL_WAIT)
+    start_dependents(PDL_TRIGGER)
 
     rows = tile_rows(tile.num_rows, BLOCK_M, sizes)
     row = (listed_row if SHARES_PREFIXES else first_row + rows.query).to(tl.int64)[:, None]

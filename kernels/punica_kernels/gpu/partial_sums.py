@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 
 _BLOCK = 1024
 
@@ -49,10 +49,8 @@ def _sum_parts(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
-    if PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    await_predecessors(PDL_WAIT)
+    start_dependents(PDL_TRIGGER)
     values = load_splits(parts + row * parts_stride + columns, split_stride, mask, SPLIT_K)
     if delta is not None:
         values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.launch import pdl_options
 from punica_kernels.gpu.partial_sums import load_splits
+from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 from punica_kernels.head_norms import HeadNorms
 
 #: Pairs of elements that one program rotates.
@@ -114,10 +114,8 @@ def _rotary_append(
 
     A head's elements are taken in pairs: those that rotate with each other, then those that are kept.
     """
-    if PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    await_predecessors(PDL_WAIT)
+    start_dependents(PDL_TRIGGER)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]

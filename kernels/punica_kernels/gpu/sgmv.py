@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
-from punica_kernels.gpu.launch import pdl_options
+from punica_kernels.gpu.pdl import pdl_options
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
 from punica_kernels.gpu.sgmv_embedding import sgmv_embedding_shrink
 from punica_kernels.gpu.sgmv_expand import sgmv_expand

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from punica_kernels import lora_table
+from punica_kernels.gpu.pdl import await_predecessors, start_dependents
 from punica_kernels.lora_table import TileField
 
 TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
@@ -86,8 +87,7 @@ def sgmv_expand(
 
     IN_TURNS: with fewer programs than tiles, which take them in turns.
     """
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_dependents(PDL_TRIGGER)
     sizes: tl.constexpr = ExpandSizes(
         H_OUT=END_2,
         V_ROW=SLICES * SPLIT_K * MAX_RANKS,
@@ -155,9 +155,7 @@ def _load_tile(words):
 @triton.jit
 def _expand_nothing(y, ns, rows, inside, y_stride, sizes: tl.constexpr):
     """Rows without LoRA: zeros, where nothing is to be kept."""
-    # Even if nothing is written: a PDL dependent of this kernel also relies on its predecessors.
-    if sizes.PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
+    await_predecessors(sizes.PDL_WAIT)
     if not sizes.ACCUMULATE:
         for row in range(rows):
             tl.store(y + row * y_stride + ns, tl.zeros((sizes.BLOCK_N,), y.dtype.element_ty), mask=inside)
@@ -179,8 +177,7 @@ def _expand_blocks(y_row, v_row, b, tile, inside, page_stride, BLOCKS: tl.conste
     w = _load_b(
         b, tile.page_0, tile.page_1, tile.pages, num_rank_blocks, page_stride, sizes.H_OUT, inside, BLOCKS, sizes.EVEN_N
     )
-    if sizes.PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
+    await_predecessors(sizes.PDL_WAIT)
     acc = _load_y(y_row, inside, sizes.ACCUMULATE)
     acc += _row_product(v_row, w, num_rank_blocks, sizes.MAX_RANKS, sizes.SPLIT_K, BLOCKS)
     for block in tl.range(BLOCKS, num_rank_blocks, BLOCKS):
@@ -208,8 +205,7 @@ def _expand_tile(y_row, v_row, b, tile, inside, y_stride, page_stride, sizes: tl
     v_rows = v_row + row * sizes.V_ROW
     mask = live[:, None] & inside[None, :]
     w = _load_b(b, tile.page_0, tile.page_1, tile.pages, 1, page_stride, sizes.H_OUT, inside, 1, sizes.EVEN_N)
-    if sizes.PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
+    await_predecessors(sizes.PDL_WAIT)
     before = _load_y(y_rows, mask, sizes.ACCUMULATE)
     acc = tl.zeros(mask.shape, dtype=tl.float32)
     acc = _product(_sum_rows(v_rows, live, sizes.MAX_RANKS, sizes.SPLIT_K), w, acc)

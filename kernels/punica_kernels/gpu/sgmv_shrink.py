@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from punica_kernels import lora_table
+from punica_kernels.gpu.pdl import await_predecessors, start_dependents
 from punica_kernels.lora_table import RankBlockField
 
 TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
@@ -40,8 +41,7 @@ def sgmv_shrink(
     PDL_WAIT: tl.constexpr,
 ):
     """v[split, row, slice, rank] = partial x A, for every rank block. Grid: splits, rank block programs, slices."""
-    if PDL_TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    start_dependents(PDL_TRIGGER)
     k_start = tl.program_id(0) * K_PER_SPLIT
     ranks = tl.arange(0, BLOCK_RANKS)
     slice_id = tl.program_id(2)
@@ -75,9 +75,8 @@ def sgmv_shrink(
             v_rows = out + (row + tile) * v_row_stride
             tl.store(v_rows[:, None] + ranks[None, :], acc_tile, mask=live[:, None])
         first_row, rows, number, page_0, page_1 = next_block
-    if PDL_WAIT:
-        # Also without rank blocks: the expand that waits for this launch writes to what earlier kernels may still read.
-        tl.extra.cuda.gdc_wait()
+    # Also without rank blocks: the expand that waits for this launch writes to what earlier kernels may still read.
+    await_predecessors(PDL_WAIT)
 
 
 @triton.jit
@@ -106,8 +105,7 @@ def _shrink_row(
     """[ranks]: one row of x times the rows of A that are `used`, in one split."""
     ks = tl.arange(0, BLOCK_K)
     w = tl.load(a_rows[:, None] + ks[None, :], mask=_inside(used[:, None], ks[None, :], k_left, EVEN_K), other=0.0)
-    if PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
+    await_predecessors(PDL_WAIT)
     acc = tl.sum(w.to(tl.float32) * _load_row(x_row, ks, k_left, EVEN_K)[None, :], axis=1)
     for k in range(BLOCK_K, K_PER_SPLIT, BLOCK_K):
         mask = _inside(used[:, None], ks[None, :] + k, k_left, EVEN_K)
@@ -139,8 +137,7 @@ def _shrink_tile(
     live = live[None, :, None]
     used = used[None, None, :]
     w = tl.load(a_tile, mask=_inside(used, ks_down, k_left, EVEN_K), other=0.0)
-    if PDL_WAIT:
-        tl.extra.cuda.gdc_wait()
+    await_predecessors(PDL_WAIT)
     x = tl.load(x_tile, mask=_inside(live, ks, k_left, EVEN_K), other=0.0)
     acc = tl.dot(x, w, input_precision="ieee")
     for k in range(BLOCK_K, K_PER_SPLIT, BLOCK_K):
