@@ -1,4 +1,4 @@
-"""The splits of a context in paged attention: a program leaves its part, and the last one merges all of them."""
+"""Results of paged attention: whole rows, or splits of a context, which the program that ends last merges."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from punica_kernels.gpu.attention_constants import LIST_STRIDE, LISTED_ROW, LISTED_SPLITS, MIN_SCORE
 from punica_kernels.gpu.online_softmax import Sums
-from punica_kernels.gpu.work_tile import columns, tile_rows
+from punica_kernels.gpu.work_tile import columns, head_cells, tile_rows
 
 
 class Splits(NamedTuple):
@@ -19,16 +19,21 @@ class Splits(NamedTuple):
     counts: tl.tensor
 
 
-class Out(NamedTuple):
-    """Where results go."""
+@triton.jit
+def write_rows(out, row, row_list, splits, sums, kv_head, tile, rows, sizes: tl.constexpr):
+    """Writes the results of a tile's rows, or leaves their split, and merges those of the block if it is the last.
 
-    rows: tl.tensor
-    row_stride: tl.tensor
-    head_stride: tl.tensor
+    row: int64 [BLOCK_M, 1], the query row that each row is.
+    """
+    if tile.num_splits == 1:
+        result = (sums.acc / sums.l_i[:, None]).to(out.first.dtype.element_ty)
+        tl.store(head_cells(out, row, kv_head, rows, sizes), result, mask=rows.mask)
+    else:
+        _store_split(out, row_list, splits, sums, kv_head, tile, rows, sizes)
 
 
 @triton.jit
-def store_split(out, row_list, splits, sums, kv_head, tile, rows, sizes: tl.constexpr):
+def _store_split(out, row_list, splits, sums, kv_head, tile, rows, sizes: tl.constexpr):
     """Leaves the sums in the workspace, and merges the block's if all of them are there."""
     place = (tile.split * sizes.KV_HEADS + kv_head) * sizes.BLOCK_M + tl.arange(0, sizes.BLOCK_M)
     if sizes.SHARES_PREFIXES:
@@ -47,7 +52,7 @@ def store_split(out, row_list, splits, sums, kv_head, tile, rows, sizes: tl.cons
 @triton.jit
 def _merge_splits(out, row_list, splits, kv_head, tile, sizes: tl.constexpr):
     """The rows of a block from their splits, always in the same order, MERGED_SPLITS at a time."""
-    heads = out.rows if sizes.SHARES_PREFIXES else out.rows + tile.first_row.to(tl.int64) * out.row_stride
+    heads = out.first if sizes.SHARES_PREFIXES else out.first + tile.first_row.to(tl.int64) * out.row_stride
     heads += kv_head * sizes.GROUP * out.head_stride
     words = row_list + tile.block_first_row * LIST_STRIDE if sizes.SHARES_PREFIXES else row_list
     first_place = (tile.first_split * sizes.KV_HEADS + kv_head) * sizes.BLOCK_M
@@ -72,7 +77,7 @@ def _merge_splits(out, row_list, splits, kv_head, tile, sizes: tl.constexpr):
         for number in tl.static_range(sizes.MERGED_SPLITS):
             split = start + number
             sums = _add_split(sums, _load_split(splits, first_place, split, split < row_splits, rows, sizes))
-    result = (sums.acc / sums.l_i[:, None]).to(out.rows.dtype.element_ty)
+    result = (sums.acc / sums.l_i[:, None]).to(out.first.dtype.element_ty)
     cells = heads + row * out.row_stride + rows.member * out.head_stride
     tl.store(cells[:, None] + columns(sizes), result, mask=rows.mask)
 

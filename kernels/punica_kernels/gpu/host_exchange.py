@@ -107,22 +107,24 @@ def _send(
         is_here = (arrived == tl.load(step + ARRIVAL_NUMBER)) | (tl.load(step + FAILED) != 0)
         if is_here == 0:
             num_rows = tl.load(step + NUM_ROWS)
-            columns = tl.arange(0, BLOCK)
             for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
                 source = x + (num_prefill_rows - num_rows + row) * x_stride
-                target = host_x + row * WIDTH
-                for start in range(0, WIDTH, BLOCK):
-                    mask = start + columns < WIDTH
-                    tl.store(target + start + columns, tl.load(source + start + columns, mask=mask), mask=mask)
-        # All threads have written before one of them tells the other programs, and the last program tells the host.
-        tl.debug_barrier()
-        counted = tl.where(is_here, 1 << 16, 1)
-        total = tl.atomic_add(counter, counted, sem="acq_rel", scope="sys") + counted
-        if (total & 0xFFFF) + (total >> 16) == tl.num_programs(0):
-            by_host = total == tl.num_programs(0)
-            tl.store(counter, 0)
-            tl.store(owner, tl.where(by_host, key, 0))
-            tl.store(host_sent + index, tl.where(by_host, key, -key), cache_modifier=".wt")
+                _copy_row(source, host_x + row * WIDTH, WIDTH, BLOCK, False)
+        _signal_if_last(counter, owner, host_sent, index, key, is_here)
+
+
+@triton.jit
+def _signal_if_last(counter, owner, host_sent, index, key, is_here):
+    """The last program tells the host whether to compute, in step `key`: only if all programs have sent their rows."""
+    # All threads have written before one of them tells the other programs, and the last program tells the host.
+    tl.debug_barrier()
+    counted = tl.where(is_here, 1 << 16, 1)
+    total = tl.atomic_add(counter, counted, sem="acq_rel", scope="sys") + counted
+    if (total & 0xFFFF) + (total >> 16) == tl.num_programs(0):
+        by_host = total == tl.num_programs(0)
+        tl.store(counter, 0)
+        tl.store(owner, tl.where(by_host, key, 0))
+        tl.store(host_sent + index, tl.where(by_host, key, -key), cache_modifier=".wt")
 
 
 @triton.jit(do_not_specialize=["index", "group", "num_prefill_rows"])
@@ -149,34 +151,41 @@ def _receive(
     is_exchanged = (tl.load(step + GROUPS) >> group) & 1
     num_rows = tl.load(step + NUM_ROWS)
     if (key != 0) & (is_exchanged != 0) & (tl.load(owner) == key) & (tl.program_id(0) < num_rows):
-        processes = tl.arange(0, MAX_PROCESSES)
-        used = ((tl.load(step + PROCESSES) >> processes) & 1) != 0
-        wanted = key.to(tl.int64) * 65536 + index + 1
-        looks = tl.load(step + NUM_LOOKS)
-        max_looks = tl.minimum(tl.load(step + MAX_LOOKS), looks + tl.load(step + MAX_LOOKS_FOR_ONE))
-        least = wanted - 1
-        num_lost = tl.full((), 0, tl.int32)
-        while (least < wanted) & (looks < max_looks) & (num_lost == 0):
-            done = tl.load(host_done + processes, mask=used, other=wanted, volatile=True)
-            pids = tl.load(host_pids + processes, mask=used, other=1, volatile=True)
-            least = tl.min(done, axis=0)
-            num_lost = tl.sum(((pids == 0) | (pids >= DEAD)).to(tl.int32), axis=0)
-            looks += 1
-        if tl.program_id(0) == 0:
-            tl.store(step + NUM_LOOKS, looks)
-        if least >= wanted:
-            columns = tl.arange(0, BLOCK)
+        if _await_host(host_done, host_pids, step, key, index):
             for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
                 source = host_delta + row * WIDTH
                 target = delta + (num_prefill_rows - num_rows + row) * delta_stride
-                for start in range(0, WIDTH, BLOCK):
-                    mask = start + columns < WIDTH
-                    # Volatile: earlier contents of the host's memory may be cached.
-                    tl.store(
-                        target + start + columns,
-                        tl.load(source + start + columns, mask=mask, volatile=True),
-                        mask=mask,
-                    )
+                _copy_row(source, target, WIDTH, BLOCK, True)
         else:
             tl.store(step + FAILED, 1)
             tl.store(host_failed, key, cache_modifier=".wt")
+
+
+@triton.jit
+def _await_host(host_done, host_pids, step, key, index):
+    """Whether all processes have computed exchange `index` of step `key`, before any died or the looks were used up."""
+    processes = tl.arange(0, MAX_PROCESSES)
+    used = ((tl.load(step + PROCESSES) >> processes) & 1) != 0
+    wanted = key.to(tl.int64) * 65536 + index + 1
+    looks = tl.load(step + NUM_LOOKS)
+    max_looks = tl.minimum(tl.load(step + MAX_LOOKS), looks + tl.load(step + MAX_LOOKS_FOR_ONE))
+    least = wanted - 1
+    num_lost = tl.full((), 0, tl.int32)
+    while (least < wanted) & (looks < max_looks) & (num_lost == 0):
+        done = tl.load(host_done + processes, mask=used, other=wanted, volatile=True)
+        pids = tl.load(host_pids + processes, mask=used, other=1, volatile=True)
+        least = tl.min(done, axis=0)
+        num_lost = tl.sum(((pids == 0) | (pids >= DEAD)).to(tl.int32), axis=0)
+        looks += 1
+    if tl.program_id(0) == 0:
+        tl.store(step + NUM_LOOKS, looks)
+    return least >= wanted
+
+
+@triton.jit
+def _copy_row(source, target, WIDTH: tl.constexpr, BLOCK: tl.constexpr, VOLATILE: tl.constexpr):
+    """Copies WIDTH numbers. VOLATILE: earlier contents of the source may be cached."""
+    columns = tl.arange(0, BLOCK)
+    for start in range(0, WIDTH, BLOCK):
+        mask = start + columns < WIDTH
+        tl.store(target + start + columns, tl.load(source + start + columns, mask=mask, volatile=VOLATILE), mask=mask)

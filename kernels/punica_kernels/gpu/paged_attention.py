@@ -10,6 +10,7 @@ merges all rows of the block, each row's splits in the order of its context.
 """
 
 import math
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -25,11 +26,11 @@ from punica_kernels.gpu.attention_config import (
     triton_config,
 )
 from punica_kernels.gpu.attention_constants import FIRST_ROW
-from punica_kernels.gpu.attention_splits import Out, Splits, store_split
+from punica_kernels.gpu.attention_splits import Splits, write_rows
 from punica_kernels.gpu.launch import num_multiprocessors
 from punica_kernels.gpu.online_softmax import Cache, Scoring, attend
 from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
-from punica_kernels.gpu.work_tile import Sizes, columns, load_listed_rows, load_work_tile, tile_rows
+from punica_kernels.gpu.work_tile import Heads, Sizes, head_cells, load_listed_rows, load_work_tile, tile_rows
 
 _LOG2_E = math.log2(math.e)
 
@@ -49,52 +50,60 @@ def paged_attention(
     pdl: bool = False,
 ) -> None:
     """out = softmax(q k^T * scale) v over each row's own request, in one launch."""
-    head_dim, page_size = q.shape[2], keys.shape[1]
     tensors = (out, q, keys, values, pages, tiles, workspace.acc, *workspace.m_and_l, workspace.counts)
     scales = (
         scale * _LOG2_E if soft_cap is None else scale / soft_cap,
         None if soft_cap is None else soft_cap * _LOG2_E,
     )
-    row_strides = (*out.stride()[:2], *q.stride()[:2])
+    arguments = (*tensors, *scales, *out.stride()[:2], *q.stride()[:2])
     sizes = {
         "TILE_WORDS": shape.tile_words,
-        "HEAD_DIM": head_dim,
-        "PAGE_SIZE": page_size,
+        "HEAD_DIM": q.shape[2],
+        "PAGE_SIZE": keys.shape[1],
         "KV_HEADS": shape.kv_heads,
         "GROUP": shape.heads // shape.kv_heads,
         "BLOCK_GROUP": shape.block_group,
         "WINDOW": shape.window or 0,
         **pdl_options(q.device, wait=pdl),
     }
-    cache_strides = (stride // head_dim for stride in keys.stride()[:3])
     if is_for_hopper_prompts(q, keys, values, shape):
-        from punica_kernels.gpu.hopper_prompts import hopper_prompts
+        _launch_hopper_prompts((*arguments, *_strides_in_rows(keys)), sizes, shape, q)
+    elif is_for_hopper(q, keys, values, shape.block_m):
+        _launch_hopper((*arguments, *_strides_in_rows(keys)), sizes, shape)
+    else:
+        _launch_triton((*arguments, *keys.stride()[:3], *values.stride()[:3]), sizes, shape, q)
 
-        programs = (min(num_multiprocessors(q.device), shape.kv_heads * shape.max_tiles),)
-        blocks = hopper_prompts_config(head_dim)._asdict()
-        hopper_prompts[programs](*tensors, *scales, *row_strides, *cache_strides, shape.max_tiles, **sizes, **blocks)
-        return
-    grid = (shape.kv_heads, shape.max_tiles)
-    sizes["BLOCK_M"] = shape.block_m
-    if is_for_hopper(q, keys, values, shape.block_m):
-        from punica_kernels.gpu.hopper_attention import hopper_attention
 
-        blocks = hopper_config(shape)._asdict()
-        hopper_attention[grid](*tensors, *scales, *row_strides, *cache_strides, **sizes, **blocks)
-        return
-    blocks = triton_config(shape, head_dim, q.element_size())._asdict()
-    _paged_attention[grid](
-        *tensors,
-        *scales,
-        *row_strides,
-        *keys.stride()[:3],
-        *values.stride()[:3],
+def _launch_hopper_prompts(arguments: tuple[Any, ...], sizes: dict[str, Any], shape: AttentionShape, q: Tensor) -> None:
+    from punica_kernels.gpu.hopper_prompts import hopper_prompts
+
+    programs = (min(num_multiprocessors(q.device), shape.kv_heads * shape.max_tiles),)
+    blocks = hopper_prompts_config(q.shape[2])._asdict()
+    hopper_prompts[programs](*arguments, shape.max_tiles, **sizes, **blocks)
+
+
+def _launch_hopper(arguments: tuple[Any, ...], sizes: dict[str, Any], shape: AttentionShape) -> None:
+    from punica_kernels.gpu.hopper_attention import hopper_attention
+
+    blocks = hopper_config(shape)._asdict()
+    hopper_attention[shape.kv_heads, shape.max_tiles](*arguments, **sizes, BLOCK_M=shape.block_m, **blocks)
+
+
+def _launch_triton(arguments: tuple[Any, ...], sizes: dict[str, Any], shape: AttentionShape, q: Tensor) -> None:
+    _paged_attention[shape.kv_heads, shape.max_tiles](
+        *arguments,
         **sizes,
-        BLOCK_D=block_d(head_dim),
+        BLOCK_M=shape.block_m,
+        BLOCK_D=block_d(q.shape[2]),
         LIVE_M=shape.live_m,
         SHARES_PREFIXES=shape.shares_prefixes,
-        **blocks,
+        **triton_config(shape, q.shape[2], q.element_size())._asdict(),
     )
+
+
+def _strides_in_rows(cache: Tensor) -> tuple[int, ...]:
+    """Strides of pages, slots and heads, in rows of a head."""
+    return tuple(stride // cache.shape[3] for stride in cache.stride()[:3])
 
 
 @triton.jit
@@ -178,23 +187,18 @@ def _paged_attention(
 
     rows = tile_rows(tile.num_rows, BLOCK_M, sizes)
     row = (listed_row if SHARES_PREFIXES else first_row + rows.query).to(tl.int64)[:, None]
-    head = (kv_head * GROUP + rows.member)[:, None]
-    queries = tl.load(q + row * q_row_stride + head * q_head_stride + columns(sizes), mask=rows.mask, other=0.0)
+    queries = Heads(first=q, row_stride=q_row_stride, head_stride=q_head_stride)
     scoring = Scoring(
-        queries=queries,
+        queries=tl.load(head_cells(queries, row, kv_head, rows, sizes), mask=rows.mask, other=0.0),
         last_visible=_last_visible(tile, rows.query, SHARES_PREFIXES),
         scale=scale,
         log2_soft_cap=log2_soft_cap,
     )
     sums = attend(cache, scoring, tile, sizes)
 
-    if tile.num_splits == 1:
-        result = (sums.acc / sums.l_i[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row * out_row_stride + head * out_head_stride + columns(sizes), result, mask=rows.mask)
-    else:
-        target = Out(rows=out, row_stride=out_row_stride, head_stride=out_head_stride)
-        splits = Splits(acc=split_acc, m_i=split_m, l_i=split_l, counts=counts)
-        store_split(target, row_list, splits, sums, kv_head, tile, rows, sizes)
+    target = Heads(first=out, row_stride=out_row_stride, head_stride=out_head_stride)
+    splits = Splits(acc=split_acc, m_i=split_m, l_i=split_l, counts=counts)
+    write_rows(target, row, row_list, splits, sums, kv_head, tile, rows, sizes)
 
 
 @triton.jit

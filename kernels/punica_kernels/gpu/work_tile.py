@@ -61,6 +61,14 @@ class WorkTile(NamedTuple):
     block_num_rows: tl.tensor
 
 
+class Heads(NamedTuple):
+    """Queries or results, [rows, heads, HEAD_DIM]: where the first one is, and the strides."""
+
+    first: tl.tensor
+    row_stride: tl.tensor
+    head_stride: tl.tensor
+
+
 class TileRows(NamedTuple):
     """Rows of a program: query rows times the query heads that share its kv head."""
 
@@ -114,6 +122,13 @@ def tile_rows(num_rows, NUM: tl.constexpr, sizes: tl.constexpr):
     is_row = (query < num_rows) & (member < sizes.GROUP)
     mask = is_row[:, None] & (offs_d < sizes.HEAD_DIM)
     return TileRows(query=query, member=member, is_row=is_row, mask=mask)
+
+
+@triton.jit
+def head_cells(heads, row, kv_head, rows, sizes: tl.constexpr):
+    """[BLOCK_M, BLOCK_D]: where the numbers of a tile's rows are. row: int64 [BLOCK_M, 1], the query row of each."""
+    head = (kv_head * sizes.GROUP + rows.member)[:, None]
+    return heads.first + row * heads.row_stride + head * heads.head_stride + columns(sizes)
 
 
 @triton.jit
