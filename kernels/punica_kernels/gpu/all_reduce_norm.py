@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.norm import normed, row_config
-from punica_kernels.gpu.partial_sums import load_splits
+from punica_kernels.gpu.partial_sums import load_sum
 from punica_kernels.peer_memory import PeerMemory
 
 #: Polls of a counter, 0.5 µs or more each. They last minutes: the group's watch acts first, and ranks may compile.
@@ -119,7 +119,7 @@ def all_reduce_add_rms_norm_kernel(
     for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
         turn = tl.load(turns + row)
         place = turn * MAX_ROWS + row
-        own = _load_own(x + row * x_stride, delta, row, delta_stride, columns, split_stride, mask, SPLIT_K)
+        own = load_sum(x, delta, row, columns, mask, x_stride, split_stride, delta_stride, SPLIT_K)
         own = own.to(out.dtype.element_ty)
         tl.store(_row_of(addresses, RANK, place, own.dtype, ROWS_OFFSET, WIDTH) + columns, own, mask=mask)
         _tell_others(addresses, place, RANK, SIZE, LANES)
@@ -137,15 +137,6 @@ def all_reduce_add_rms_norm_kernel(
         result = normed(summed.to(tl.float32), gain, eps, WIDTH).to(out.dtype.element_ty)
         tl.store(out + row * out_stride + columns, result, mask=mask)
         tl.store(turns + row, 1 - turn)
-
-
-@triton.jit
-def _load_own(x_row, delta, row, delta_stride, columns, split_stride, mask, SPLIT_K: tl.constexpr):
-    """float32 [BLOCK]: this rank's x + delta."""
-    values = load_splits(x_row + columns, split_stride, mask, SPLIT_K)
-    if delta is not None:
-        values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    return values
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from punica_kernels.gpu.partial_sums import load_splits
+from punica_kernels.gpu.partial_sums import load_sum
 from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 
 
@@ -94,10 +94,8 @@ def _rms_norm(
     # No kernel writes a norm's weight, so it is loaded before the wait.
     await_predecessors(PDL_WAIT)
     start_dependents(PDL_TRIGGER)
-    values = load_splits(x + row * x_stride + columns, split_stride, mask, SPLIT_K)
+    values = load_sum(x, delta, row, columns, mask, x_stride, split_stride, delta_stride, SPLIT_K)
     if residual is not None:
-        if delta is not None:
-            values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
         if added_weight is not None:
             gain_of_added = tl.load(added_weight + columns, mask=mask, other=0.0)
             values = normed(values, gain_of_added, eps, WIDTH).to(out.dtype.element_ty).to(tl.float32)

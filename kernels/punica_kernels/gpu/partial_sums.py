@@ -51,10 +51,17 @@ def _sum_parts(
     mask = columns < width
     await_predecessors(PDL_WAIT)
     start_dependents(PDL_TRIGGER)
+    values = load_sum(parts, delta, row, columns, mask, parts_stride, split_stride, delta_stride, SPLIT_K)
+    tl.store(out + row * out_stride + columns, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_sum(parts, delta, row, columns, mask, parts_stride, split_stride, delta_stride, SPLIT_K: tl.constexpr):
+    """float32, like `columns`: the sum of a row's splits, and of its delta where there is one."""
     values = load_splits(parts + row * parts_stride + columns, split_stride, mask, SPLIT_K)
     if delta is not None:
         values += tl.load(delta + row * delta_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + columns, values.to(out.dtype.element_ty), mask=mask)
+    return values
 
 
 @triton.jit
