@@ -6,17 +6,16 @@ It writes v as ``sgmv_shrink`` does, for the same expand: the column is the firs
 import triton
 import triton.language as tl
 
-from punica_kernels import lora_table
-from punica_kernels.lora_table import RankBlockField
-
-TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
-PAGE_RANKS = tl.constexpr(lora_table.PAGE_RANKS)
-BLOCK_RANKS = tl.constexpr(lora_table.BLOCK_RANKS)
-RANK_BLOCK_WORDS = tl.constexpr(lora_table.RANK_BLOCK_WORDS)
-_FIRST_ROW = tl.constexpr(RankBlockField.FIRST_ROW)
-_NUM_ROWS = tl.constexpr(RankBlockField.NUM_ROWS)
-_NUMBER = tl.constexpr(RankBlockField.NUMBER)
-_PAGES = tl.constexpr(RankBlockField.PAGES)
+from punica_kernels.gpu.lora_constants import (
+    BLOCK_FIRST_ROW,
+    BLOCK_NUM_ROWS,
+    BLOCK_NUMBER,
+    BLOCK_RANKS,
+    FIRST_BLOCK_PAGE,
+    PAGE_RANKS,
+    RANK_BLOCK_WORDS,
+    TILE_ROWS,
+)
 
 
 @triton.jit
@@ -33,18 +32,20 @@ def sgmv_embedding_shrink(
 ):
     """v[row, split, rank] for one rank block. Grid: rank blocks. Tokens that A does not have count as zeros."""
     words = rank_blocks + tl.program_id(0) * RANK_BLOCK_WORDS
-    rows = tl.load(words + _NUM_ROWS)
+    rows = tl.load(words + BLOCK_NUM_ROWS)
     if rows > 0:
         tile, ranks = tl.arange(0, TILE_ROWS), tl.arange(0, BLOCK_RANKS)
         live = tile < rows
-        row = tl.load(words + _FIRST_ROW).to(tl.int64) + tile
+        row = tl.load(words + BLOCK_FIRST_ROW).to(tl.int64) + tile
         token = tl.load(token_ids + row, mask=live, other=0).to(tl.int64) - first_token
         known = live & (token >= 0) & (token < num_tokens)
-        page = tl.where(ranks < PAGE_RANKS, tl.load(words + _PAGES), tl.load(words + _PAGES + 1)).to(tl.int64)
+        page = tl.where(
+            ranks < PAGE_RANKS, tl.load(words + FIRST_BLOCK_PAGE), tl.load(words + FIRST_BLOCK_PAGE + 1)
+        ).to(tl.int64)
         place = page * page_stride + (ranks % PAGE_RANKS).to(tl.int64) * num_tokens
         inside = known[:, None] & (page >= 0)[None, :]
         column = tl.load(a + place[None, :] + token[:, None], mask=inside, other=0.0).to(tl.float32)
-        out = v + row[:, None] * (SPLIT_K * MAX_RANKS) + tl.load(words + _NUMBER) * BLOCK_RANKS + ranks[None, :]
+        out = v + row[:, None] * (SPLIT_K * MAX_RANKS) + tl.load(words + BLOCK_NUMBER) * BLOCK_RANKS + ranks[None, :]
         tl.store(out, column, mask=live[:, None])
         for split in tl.static_range(1, SPLIT_K):
             tl.store(out + split * MAX_RANKS, tl.zeros_like(column), mask=live[:, None])

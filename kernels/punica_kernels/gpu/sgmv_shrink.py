@@ -8,18 +8,17 @@ atomics, and the result is the same every time.
 import triton
 import triton.language as tl
 
-from punica_kernels import lora_table
+from punica_kernels.gpu.lora_constants import (
+    BLOCK_FIRST_ROW,
+    BLOCK_NUM_ROWS,
+    BLOCK_NUMBER,
+    BLOCK_RANKS,
+    FIRST_BLOCK_PAGE,
+    PAGE_RANKS,
+    RANK_BLOCK_WORDS,
+    TILE_ROWS,
+)
 from punica_kernels.gpu.pdl import await_predecessors, start_dependents
-from punica_kernels.lora_table import RankBlockField
-
-TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
-PAGE_RANKS = tl.constexpr(lora_table.PAGE_RANKS)
-BLOCK_RANKS = tl.constexpr(lora_table.BLOCK_RANKS)
-RANK_BLOCK_WORDS = tl.constexpr(lora_table.RANK_BLOCK_WORDS)
-_FIRST_ROW = tl.constexpr(RankBlockField.FIRST_ROW)
-_NUM_ROWS = tl.constexpr(RankBlockField.NUM_ROWS)
-_NUMBER = tl.constexpr(RankBlockField.NUMBER)
-_PAGES = tl.constexpr(RankBlockField.PAGES)
 
 
 @triton.jit(do_not_specialize=["max_rank_blocks"])
@@ -83,11 +82,11 @@ def sgmv_shrink(
 def _load_rank_block(words, inside):
     """(first row, rows, number, page, page) of a rank block; no rows past the last one."""
     return (
-        tl.load(words + _FIRST_ROW, mask=inside, other=-1),
-        tl.load(words + _NUM_ROWS, mask=inside, other=-1),
-        tl.load(words + _NUMBER, mask=inside, other=-1),
-        tl.load(words + _PAGES, mask=inside, other=-1),
-        tl.load(words + _PAGES + 1, mask=inside, other=-1),
+        tl.load(words + BLOCK_FIRST_ROW, mask=inside, other=-1),
+        tl.load(words + BLOCK_NUM_ROWS, mask=inside, other=-1),
+        tl.load(words + BLOCK_NUMBER, mask=inside, other=-1),
+        tl.load(words + FIRST_BLOCK_PAGE, mask=inside, other=-1),
+        tl.load(words + FIRST_BLOCK_PAGE + 1, mask=inside, other=-1),
     )
 
 

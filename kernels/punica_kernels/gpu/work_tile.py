@@ -24,7 +24,7 @@ from punica_kernels.gpu.attention_constants import (
 
 
 class Sizes(NamedTuple):
-    """What the compiler knows of a program. The launch has the reasons (`punica_kernels.gpu.attention_config`)."""
+    """The sizes that a program is compiled for. The launch has the reasons (`punica_kernels.gpu.attention_config`)."""
 
     HEAD_DIM: tl.constexpr
     PAGE_SIZE: tl.constexpr
