@@ -1,4 +1,4 @@
-"""What a request leaves behind: its metrics, its charge, its promises, its span and its lines in the log."""
+"""The account of a request: its metrics, its charge, its promises, its span and its lines in the log."""
 
 import time
 from collections.abc import Callable

@@ -99,7 +99,7 @@ def check_files(engine: "EngineConfig") -> str | None:
 
 
 def _missing(engine: "EngineConfig") -> Iterator[str]:
-    """What the folder lacks, each with what to do."""
+    """Names what the folder lacks, each with what to do."""
     from punica_serve.base_model.checkpoint import checked_weights
     from punica_serve.base_model.config_json import read_model_config
     from punica_serve.text.tokenizer import Tokenizer
