@@ -18,7 +18,7 @@ from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.reader_process import ReaderProcess
 from punica_serve.protocol import AdapterRef
-from waits import until
+from waits import DEADLINE_S, until
 
 #: Begins a load.
 Start = Callable[[Worker, AdapterRef], Future[HostCopy]]
@@ -64,11 +64,7 @@ def lanes_of(worker: Worker) -> dict[int, Any]:
 
 
 def wait_until_ready(process: ReaderProcess) -> None:
-    def is_ready() -> bool:
-        with process._lock:
-            return process._look()
-
-    wait_for(is_ready)
+    assert process.start(DEADLINE_S), "it does not become ready"
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

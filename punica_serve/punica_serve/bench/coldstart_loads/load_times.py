@@ -8,13 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+#: `man 3 clock_getcpuclockid`: the clock of a process counts its threads' time on cores.
+_CPUCLOCK_SCHED = 2
+
 
 @dataclass(frozen=True, slots=True)
 class LoadTime:
     """One load, in seconds."""
 
     wall_s: float
-    #: Time of this process's threads.
+    #: Time of the threads of this process, and of the one that reads for it.
     processor_s: float
     #: The same of the thread that needed most: no number of cores makes the load faster.
     busiest_s: float
@@ -57,13 +60,16 @@ class PlaceTimes:
 class LoadClock:
     """Wall and processor time since it was made."""
 
-    def __init__(self) -> None:
-        self._threads = _thread_times()
-        self._wall_s, self._processor_s = time.perf_counter(), time.process_time()
+    def __init__(self, reader_process: int | None = None) -> None:
+        """``reader_process``: its number, if its time is the load's too."""
+        self._processes = [os.getpid()] if reader_process is None else [os.getpid(), reader_process]
+        self._threads = _thread_times(self._processes)
+        self._wall_s, self._processor_s = time.perf_counter(), _processor_s(self._processes)
 
     def time(self, allowed_s: float = 0.0, rate: float = 0.0) -> LoadTime:
-        wall_s, processor_s = time.perf_counter() - self._wall_s, time.process_time() - self._processor_s
-        spent = [end.since(self._threads.get(thread, _NOTHING)) for thread, end in _thread_times().items()]
+        wall_s, processor_s = time.perf_counter() - self._wall_s, _processor_s(self._processes) - self._processor_s
+        ends = _thread_times(self._processes)
+        spent = [end.since(self._threads.get(thread, _NOTHING)) for thread, end in ends.items()]
         busiest = max(spent, key=lambda times: times.core_s, default=_NOTHING)
         return LoadTime(wall_s, processor_s, busiest.core_s, busiest.queued_s, allowed_s, rate)
 
@@ -82,13 +88,21 @@ class _ThreadTimes:
 _NOTHING = _ThreadTimes()
 
 
-def _thread_times() -> dict[str, _ThreadTimes]:
-    """Times of each thread of this process that is alive; none where the system does not tell."""
+def _processor_s(processes: Sequence[int]) -> float:
+    """Time of all threads that these processes have had. Others than this one are there on Linux alone."""
+    own = os.getpid()
+    clocks = [(~process << 3) | _CPUCLOCK_SCHED for process in processes if process != own]
+    return time.process_time() + sum(map(time.clock_gettime, clocks))
+
+
+def _thread_times(processes: Sequence[int]) -> dict[str, _ThreadTimes]:
+    """Times of each thread of these processes that is alive; none where the system does not tell."""
     times: dict[str, _ThreadTimes] = {}
-    tasks = Path("/proc/self/task")
-    with suppress(OSError):
-        for thread in os.listdir(tasks):
-            with suppress(OSError):  # it has ended
-                core_ns, queued_ns, _ = (tasks / thread / "schedstat").read_text().split()
-                times[thread] = _ThreadTimes(int(core_ns) / 1e9, int(queued_ns) / 1e9)
+    for process in processes:
+        tasks = Path(f"/proc/{process}/task")
+        with suppress(OSError):
+            for thread in os.listdir(tasks):
+                with suppress(OSError):  # it has ended
+                    core_ns, queued_ns, _ = (tasks / thread / "schedstat").read_text().split()
+                    times[thread] = _ThreadTimes(int(core_ns) / 1e9, int(queued_ns) / 1e9)
     return times

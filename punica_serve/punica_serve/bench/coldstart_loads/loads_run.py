@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.adapters.reader import AdapterReader
-from punica_serve.engine.memory.pinned_memory import open_host_memory
+from punica_serve.engine.memory.pinned_memory import HostMemory, open_host_memory
+from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.packed_folder import PackedCache
@@ -85,8 +87,8 @@ def run_loads(subject: Subject, settings: LoadsSettings, progress: Progress) -> 
         refs = write_folders(folder / FILES, subject.model, count, settings.rank, subject.device, made)
         cache = PackedCache(folder / "cache", CACHE_BYTES)
         pack_to_disk(refs, cache, subject.model, subject.dtype, task("packing"))
-        with _host_cache(subject, refs[0]) as host_cache:
-            loads = _Loads(subject, host_cache, cache, refs)
+        with _host_memory(subject, refs[0]) as memory:
+            loads = _Loads(subject, memory, cache, refs)
             rate = settings.store_gb_per_s * 1e9
             return LoadsMeasured(
                 refs[0].num_bytes,
@@ -103,16 +105,18 @@ def run_loads(subject: Subject, settings: LoadsSettings, progress: Progress) -> 
 class _Loads:
     """Loads the same adapters from one place after the other."""
 
-    def __init__(self, subject: Subject, host_cache: HostCache, cache: PackedCache, refs: Sequence[AdapterRef]) -> None:
+    def __init__(self, subject: Subject, memory: HostMemory, cache: PackedCache, refs: Sequence[AdapterRef]) -> None:
+        """``memory``: the host cache's."""
         self._subject = subject
-        self._host_cache = host_cache
+        self._memory = memory
+        self._host_cache = HostCache(memory)
         self._cache = cache
         self._refs = refs
 
     def from_folders(self, on_load: OnLoad) -> PlaceTimes:
         """Loads folders, as on a host that has never seen them."""
         times = []
-        with self._reader(None) as reader:
+        with self._reader() as reader:
             for ref in self._refs:
                 allowed_s, clock = _sha_s(ref), LoadClock()
                 self._load(reader, ref)
@@ -123,9 +127,9 @@ class _Loads:
     def packed(self, on_load: OnLoad) -> PlaceTimes:
         """Loads packed files from the page cache."""
         times = []
-        with self._reader(self._cache) as reader:
+        with self._packed_reader() as (reader, process):
             for ref in self._refs:
-                clock = LoadClock()
+                clock = LoadClock(process)
                 self._load(reader, ref)
                 times.append(clock.time())
                 on_load()
@@ -134,14 +138,14 @@ class _Loads:
     def from_disk(self, on_load: OnLoad) -> PlaceTimes | None:
         """Loads packed files from the disk, and measures its rate: each file is read both ways."""
         times = []
-        with self._reader(self._cache) as reader:
+        with self._packed_reader() as (reader, process):
             for ref in self._refs:
                 with packed_file(ref, self._cache, self._subject.model, self._subject.dtype) as descriptor:
                     if not forget(descriptor) or (rate := sequential_rate(descriptor)) is None:
                         return None
                     if not forget(descriptor):
                         return None
-                    clock = LoadClock()
+                    clock = LoadClock(process)
                     self._load(reader, ref)
                     times.append(clock.time(ref.num_bytes / rate + _DISK_S, rate))
                 on_load()
@@ -152,7 +156,8 @@ class _Loads:
         if store == "S3" and importlib.util.find_spec("s3fs") is None:
             return None
         cache = PackedCache(folder / f"downloads-{store}", 0)  # nothing packed is kept
-        with store_server(folder, bytes_per_s) as link, self._reader(cache) as reader:
+        packed_store = PackedStore(cache, self._subject.model, self._subject.dtype)
+        with store_server(folder, bytes_per_s) as link, self._reader(packed_store) as reader:
             return PlaceTimes.of(asyncio.run(self._download(reader, cache.folder, store, link, on_load)))
 
     async def _download(
@@ -181,9 +186,21 @@ class _Loads:
         self._host_cache.evict(ref.digest)
 
     @contextmanager
-    def _reader(self, cache: PackedCache | None) -> Iterator[AdapterReader]:
+    def _packed_reader(self) -> Iterator[tuple[AdapterReader, int | None]]:
+        """A reader of packed files, and the number of the process that reads for it, as for a worker.
+
+        None where workers have no such process. Raises ConfigError if it does not start.
+        """
+        store = PackedStore(self._cache, self._subject.model, self._subject.dtype, self._memory)
+        with self._reader(store) as reader:
+            process = store.start_process(_TIMEOUT_S)
+            if process is None and self._memory.is_shared:
+                raise ConfigError(f"the process that reads packed files did not start within {_TIMEOUT_S:g} s")
+            yield reader, process
+
+    @contextmanager
+    def _reader(self, store: PackedStore | None = None) -> Iterator[AdapterReader]:
         subject = self._subject
-        store = None if cache is None else PackedStore(cache, subject.model, subject.dtype)
         reader = AdapterReader(self._host_cache, subject.model, subject.dtype, subject.device, store)
         try:
             yield reader
@@ -199,12 +216,12 @@ def _sha_s(ref: AdapterRef) -> float:
 
 
 @contextmanager
-def _host_cache(subject: Subject, ref: AdapterRef) -> Iterator[HostCache]:
-    """Memory for two adapters, which was used before."""
+def _host_memory(subject: Subject, ref: AdapterRef) -> Iterator[HostMemory]:
+    """Memory for two adapters, which was used before, and which a process may share where a worker's may."""
     num_bytes = 2 * packed_num_bytes(ref.ranks, subject.model, subject.dtype) + (1 << 20)
-    memory = open_host_memory(num_bytes, subject.device)
+    memory = open_host_memory(num_bytes, subject.device, is_shared=sys.platform == "linux")
     memory.bytes.zero_()
     try:
-        yield HostCache(memory)
+        yield memory
     finally:
         memory.close()

@@ -86,6 +86,10 @@ class PackedStore:
         #: Digests whose files are to be marked as used.
         self._used: set[str] = set()
 
+    def start_process(self, timeout_s: float) -> int | None:
+        """Starts the process that reads before any load needs it. Its number; None where there is none in time."""
+        return None if self._process is None else self._process.start(timeout_s)
+
     def want(self, digest: str) -> None:
         """A load begins, so the adapter may be written again. On the same thread as ``remove``."""
         with self._lock:

@@ -44,6 +44,7 @@ _START_S = 60.0
 _LOOK_S = 0.05
 #: The records of more chunks than an adapter has.
 _RECORDS_BYTES = 1 << 16
+_POLL_S = 0.01
 #: A process that was killed ends within that time, unless it waits for a disk.
 _KILL_S = 1.0
 
@@ -122,6 +123,17 @@ class ReaderProcess:
         self._child: _Child | None = None
         self._is_closed = False
         self._started_s = float("-inf")
+
+    def start(self, timeout_s: float) -> int | None:
+        """Starts the process and waits until it takes loads. Its number; None if it does not in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self._look() and self._child is not None:
+                    return self._child.popen.pid
+            if time.monotonic() >= deadline_s:
+                return None
+            time.sleep(_POLL_S)
 
     def begin(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
         """Has an adapter read into ``memory``, uint8; None if the process can't now, or not into that.

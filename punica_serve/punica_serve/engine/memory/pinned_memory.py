@@ -46,10 +46,14 @@ class HostMemory:
         self.offset = start
         self.bytes: Tensor = mapped[start : start + num_bytes]
 
+    @property
+    def is_shared(self) -> bool:
+        return self.fd != -1
+
     def file_offset(self, part: Tensor) -> int | None:
         """Where a contiguous part of ``bytes`` starts in the file; None for other memory, or without a file."""
         start = part.data_ptr() - self.bytes.data_ptr()
-        is_part = self.fd != -1 and 0 <= start <= len(self.bytes) - part.nbytes
+        is_part = self.is_shared and 0 <= start <= len(self.bytes) - part.nbytes
         return self.offset + start if is_part else None
 
     def pin(self) -> None:
@@ -60,7 +64,7 @@ class HostMemory:
         self._close_file()
 
     def _close_file(self) -> None:
-        if self.fd != -1:
+        if self.is_shared:
             os.close(self.fd)
             self.fd = -1
 

@@ -1,6 +1,9 @@
 """`punica-serve bench coldstart-loads`, from its options to its file, and the server of its last row."""
 
+import asyncio
 import json
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -12,8 +15,12 @@ import pytest
 import yaml
 
 from punica_serve.bench.coldstart_loads import loads_run, store_link
+from punica_serve.bench.coldstart_loads.load_times import LoadClock
 from punica_serve.bench.coldstart_loads.store_link import measured_rate, store_server
+from punica_serve.engine.adapters import chunk_reads
+from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.errors import ConfigError
+from waits import until
 
 
 @pytest.fixture
@@ -51,6 +58,36 @@ def test_each_place_has_a_row_and_a_yardstick(cli: Callable[..., Any], config_fi
     assert all(row["ms"] > 0 and row["yardstick_ms"] > 0 for row in measured)
     assert all(0 < row["busiest_ms"] <= 1.5 * row["processor_ms"] + 5 for row in measured)
     assert all(0 <= row["queued_ms"] <= 1.5 * row["ms"] + 5 for row in measured)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers of other systems read on threads")
+def test_packed_files_are_read_by_a_process_as_a_workers_are(
+    cli: Callable[..., Any], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any) -> float:
+        raise AssertionError("a thread reads a chunk")
+
+    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    rows, _ = loads(cli, config_file, tmp_path / "out")
+    assert rows[1]["place"] == "packed, page cache" and rows[1]["processor_ms"] > 0
+
+
+def test_a_process_that_does_not_start_measures_nothing(
+    cli: Callable[..., Any], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackedStore, "start_process", lambda *_: None)
+    outcome = cli("bench", "coldstart-loads", "--config", str(config_file), "--device", "cpu", "--out", str(tmp_path))
+    assert outcome.exit_code and "did not start" in outcome.stderr
+
+
+def test_a_load_has_the_time_of_the_process_that_reads_for_it() -> None:
+    spin = "import time; end = time.perf_counter() + 0.2\nwhile time.perf_counter() < end: pass\ninput()"
+    with subprocess.Popen([sys.executable, "-c", spin], stdin=subprocess.PIPE) as process:
+        clock = LoadClock(process.pid)
+        asyncio.run(until(lambda: clock.time().processor_s > 0.1))
+        times = clock.time()
+        process.communicate(b"\n")
+    assert 0.05 < times.busiest_s <= times.processor_s
 
 
 def test_a_cache_that_is_not_shown_to_be_empty_measures_no_disk(

@@ -39,12 +39,7 @@ from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.reader_process import ReaderProcess
 from punica_serve.engine.memory.pinned_memory import HostMemory
 process = ReaderProcess(HostMemory(1 << 20, is_shared=True), 2, DiskWatch())
-while True:
-    with process._lock:
-        if process._look():
-            break
-    time.sleep(0.01)
-print(process._child.popen.pid, flush=True)
+print(process.start(100), flush=True)
 time.sleep(1000)
 """
 
