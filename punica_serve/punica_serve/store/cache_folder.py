@@ -24,12 +24,13 @@ _INCOMING = "incoming"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An adapter, or its packed forms."""
+    """An adapter, or one of its packed forms."""
 
     digest: str
     num_bytes: int
     used_ns: int
-    is_packed: bool = False
+    #: None for the adapter.
+    layout: str | None = None
 
 
 class CacheFolder:
@@ -108,8 +109,8 @@ class CacheFolder:
         for entry in entries:
             if excess <= 0:
                 break
-            if entry.is_packed:
-                self.packed.remove(entry.digest)
+            if entry.layout is not None:
+                self.packed.drop(entry.digest, entry.layout)
             elif not self.remove(entry.digest):
                 continue
             excess -= entry.num_bytes
@@ -125,5 +126,5 @@ class CacheFolder:
         used_ns = {entry.digest: entry.used_ns for entry in entries}
         for packed in self.packed.entries():
             before_ns = min(packed.used_ns, used_ns.get(packed.digest, packed.used_ns) - 1)
-            entries.append(_Entry(packed.digest, packed.num_bytes, before_ns, is_packed=True))
+            entries.append(_Entry(packed.digest, packed.num_bytes, before_ns, packed.layout))
         return entries

@@ -33,9 +33,10 @@ class PackedCache:
 
 @dataclass(frozen=True, slots=True)
 class PackedEntry:
-    """All packed forms of one adapter."""
+    """One packed form of an adapter."""
 
     digest: str
+    layout: str
     num_bytes: int
     used_ns: int
 
@@ -88,8 +89,11 @@ class PackedFolder:
             incoming.unlink(missing_ok=True)
 
     def drop(self, digest: str, layout: str) -> None:
-        """Removes one file, which is no good, or whatever is in its place. Raises OSError."""
-        _remove(self.path(digest, layout))
+        """Removes one file, or whatever is in its place. Raises OSError."""
+        path = self.path(digest, layout)
+        _remove(path)
+        with suppress(OSError):  # others are there
+            path.parent.rmdir()
 
     def remove(self, digest: str) -> None:
         """Removes an adapter's files of all layouts."""
@@ -98,11 +102,9 @@ class PackedFolder:
     def entries(self) -> Iterator[PackedEntry]:
         for digest in filter(is_digest, os.listdir(self._root)):
             with suppress(FileNotFoundError), os.scandir(self._root / digest) as files:
-                stats = [file.stat() for file in files]
-                if stats:
-                    yield PackedEntry(
-                        digest, sum(file.st_size for file in stats), max(file.st_mtime_ns for file in stats)
-                    )
+                for file in files:
+                    found = file.stat(follow_symlinks=False)
+                    yield PackedEntry(digest, file.name, found.st_size, found.st_mtime_ns)
 
     def path(self, digest: str, layout: str) -> Path:
         """Where the file lies, or would. ``open_own_file`` opens it, if nobody else may have written it."""

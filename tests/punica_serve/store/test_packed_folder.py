@@ -29,9 +29,9 @@ def adds(cache: CacheFolder, digest: str, num_bytes: int, used_ns: int) -> None:
     os.utime(cache.path(digest), ns=(used_ns, used_ns))
 
 
-def packs(cache: CacheFolder, digest: str, num_bytes: int, used_ns: int) -> None:
-    cache.packed.write(digest, "layout", lambda descriptor: _fill(descriptor, num_bytes), lambda: True)
-    os.utime(cache.path(digest).parent / "packed" / digest / "layout", ns=(used_ns, used_ns))
+def packs(cache: CacheFolder, digest: str, num_bytes: int, used_ns: int, layout: str = "layout") -> None:
+    cache.packed.write(digest, layout, lambda descriptor: _fill(descriptor, num_bytes), lambda: True)
+    os.utime(cache.packed.path(digest, layout), ns=(used_ns, used_ns))
 
 
 def _fill(descriptor: int, num_bytes: int) -> None:
@@ -60,6 +60,16 @@ def test_one_without_files_here_goes_by_its_own_use(cache: CacheFolder) -> None:
     adds(cache, DIGESTS[0], 100, 10)
     cache.make_room(0, 250)
     assert there(cache) == ({"a"}, {"d"})
+
+
+def test_a_form_of_a_layout_that_nobody_uses_any_more_goes_alone(cache: CacheFolder) -> None:
+    packs(cache, DIGESTS[0], 100, 5, "of a former version")
+    packs(cache, DIGESTS[0], 100, 30)
+    packs(cache, DIGESTS[1], 100, 20)
+    cache.make_room(0, 250)
+    assert [cache.packed.has(DIGESTS[0], layout) for layout in ("of a former version", "layout")] == [False, True]
+    cache.make_room(0, 50)
+    assert not list(cache.packed.entries()) and os.listdir(cache.packed._root) == ["incoming"]
 
 
 def test_it_goes_with_its_adapter_also_with_one_that_is_elsewhere(cache: CacheFolder) -> None:
