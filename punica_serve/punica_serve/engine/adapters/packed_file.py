@@ -23,7 +23,7 @@ from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges,
 from punica_serve.protocol import AdapterRef
 
 #: Raised with every change of this format, or of what packing makes.
-_VERSION = 5
+_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)

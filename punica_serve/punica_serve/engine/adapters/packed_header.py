@@ -9,13 +9,10 @@ import xxhash
 from punica_serve.engine.adapters.packed_chunk import BLOCK_BYTES, Chunk, PackedFileInvalid
 from punica_serve.engine.adapters.range_reader import RangeReader
 
-#: The most threads that read one adapter. Chunks come in multiples of it, so that none reads on while others idle.
-MAX_READERS = 8
-#: Chunks of most adapters: two for each thread, so that the first are copied while others are read.
-MIN_CHUNKS = 2 * MAX_READERS
-#: Larger adapters have more, up to what the header has room for: a core sums what it has just read from its caches, and
-#: the first copy begins early.
-_CHUNK_BYTES, _MAX_CHUNKS = 8 << 20, 16 * MAX_READERS
+#: The most threads that read one adapter. Its chunks are so many or a multiple, so none reads on while others idle.
+MAX_READERS = 16
+#: Larger chunks would be copied late; the header has room for so many.
+_CHUNK_BYTES, _MAX_CHUNKS = 8 << 20, 8 * MAX_READERS
 _MAGIC = b"PUNICA-PACKED\n"
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 16
 
@@ -64,7 +61,7 @@ def open_chunks(file: RangeReader, name: PackedName, memory: memoryview) -> list
 def chunk_ranges(num_bytes: int) -> list[range]:
     """Where the chunks of an adapter lie in its memory: equal shares of whole blocks, except for the last."""
     rounds = -(-num_bytes // (MAX_READERS * _CHUNK_BYTES))
-    count = min(_MAX_CHUNKS, max(MIN_CHUNKS, rounds * MAX_READERS))
+    count = min(_MAX_CHUNKS, max(1, rounds) * MAX_READERS)
     share = -(-num_bytes // (count * BLOCK_BYTES)) * BLOCK_BYTES
     return [range(start, min(start + share, num_bytes)) for start in range(0, num_bytes, max(share, 1))]
 

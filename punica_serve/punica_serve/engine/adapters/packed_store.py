@@ -23,10 +23,11 @@ from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 from punica_serve.engine.adapters.packed_file import PackedLayout, packed_name, write_packed
-from punica_serve.engine.adapters.packed_header import MAX_READERS, PackedName, open_chunks
+from punica_serve.engine.adapters.packed_header import PackedName, open_chunks
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.engine.adapters.reader_count import reader_count
 from punica_serve.engine.adapters.reader_process import ProcessReads, ReaderProcess
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import ConfigError
@@ -40,9 +41,6 @@ from punica_serve.store.packed_folder import PackedCache
 
 log = logging.getLogger(__name__)
 
-#: Threads that read chunks, of all adapters. A core reads and checks 10 GB/s of the page cache, so eight outrun a GPU's
-#: link; half of the cores are left to the steps and to adapters that are packed. Four keep a disk busy.
-_MIN_READERS, _READERS_SHARE = 4, 0.5
 #: Adapters that wait to be written. Each holds its memory meanwhile, so more are left for their next load.
 _MAX_WAITING = 2
 #: Removed adapters that are remembered: a load that began before lasts no longer than that many removals.
@@ -73,7 +71,8 @@ class PackedStore:
         self._model = model
         self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
-        self._num_readers = max(_MIN_READERS, min(MAX_READERS, int(_READERS_SHARE * usable_cores())))
+        #: Threads that read chunks, of all adapters.
+        self._num_readers = reader_count(usable_cores(), model.rank.size)
         self._readers = ThreadPoolExecutor(self._num_readers, "packed-reader")
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0

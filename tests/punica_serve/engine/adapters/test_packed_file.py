@@ -16,7 +16,7 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import chunk_reads, packed_chunk, packed_file, packed_store
 from punica_serve.engine.adapters.packed_file import PackedLayout
-from punica_serve.engine.adapters.packed_header import MAX_READERS, MIN_CHUNKS, chunk_ranges
+from punica_serve.engine.adapters.packed_header import MAX_READERS, chunk_ranges
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.protocol import AdapterRef
 
@@ -28,7 +28,7 @@ def test_a_file_is_the_memory_behind_a_header(folder: Path, model: ModelConfig, 
     content = file.read_bytes()[4096:]
     assert content == packed_memory(copy.packed, copy.num_bytes).numpy().tobytes()
     places = chunk_ranges(len(content))
-    assert 8 < len(places) <= MIN_CHUNKS and all(place.start % 4096 == 0 for place in places)
+    assert 8 < len(places) <= MAX_READERS and all(place.start % 4096 == 0 for place in places)
     assert [place.stop for place in places] == [*(place.start for place in places[1:]), len(content)]
 
 
@@ -37,7 +37,13 @@ def test_threads_share_the_chunks_of_large_adapters_evenly(megabytes: int) -> No
     """A last round of fewer chunks would leave threads idle."""
     sizes = [len(place) for place in chunk_ranges(megabytes * 1_000_000)]
     assert sum(sizes) == megabytes * 1_000_000 and len(sizes) % MAX_READERS == 0
-    assert len(sizes) >= MIN_CHUNKS and min(sizes) > 0.9 * max(sizes)
+    assert min(sizes) > 0.9 * max(sizes)
+
+
+def test_where_chunks_lie_is_part_of_the_format() -> None:
+    """Files of another version are left alone: raise ``_VERSION`` with every change of these numbers."""
+    counts = [len(chunk_ranges(megabytes * 1_000_000)) for megabytes in (1, 80, 320, 640, 1280, 2560)]
+    assert (packed_file._VERSION, counts) == (6, [16, 16, 48, 80, 128, 128])
 
 
 def test_after_a_damaged_chunk_no_other_is_begun(
@@ -47,8 +53,7 @@ def test_after_a_damaged_chunk_no_other_is_begun(
     content = bytearray(file.read_bytes())
     content[4096] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr(packed_store, "_MIN_READERS", 1)
-    monkeypatch.setattr(packed_store, "_READERS_SHARE", 0.0)
+    monkeypatch.setattr(packed_store, "reader_count", lambda *_: 1)
     starts: list[int] = []
     original = packed_chunk.read_checked
 
