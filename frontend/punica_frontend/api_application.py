@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from punica_frontend.generation.request_ids import RequestIds
@@ -43,25 +42,24 @@ class Api(FastAPI):
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
+            # We trace requests ourselves, and FastAPI would look for OpenTelemetry's providers in each.
+            telemetry={"tracing": False, "metrics": False, "logs": False},
         )
         self._needs_key = needs_key
         self._public_paths = public_paths
         self._cors_origins = cors_origins
         self._num_answers = num_answers
-        #: FastAPI keeps those of routers to itself.
-        self._routes_of_routers: list[BaseRoute] = []
         self._pages: dict[bool, dict[str, Any]] = {}
 
     def include(self, router: APIRouter) -> None:
-        """Includes a router, and counts answers by its routes."""
-        self.include_router(router)
-        self._routes_of_routers += router.routes
+        """Adds a router's routes to our own: FastAPI would look for a request's route in each router, twice."""
+        self.router.routes += router.routes
 
     def build_middleware_stack(self) -> ASGIApp:
         """Wraps Starlette's error handler too, so that even a 500 has a request id."""
         stack = super().build_middleware_stack()
         stack = RequestIds(Cors(stack, self._cors_origins) if self._cors_origins else stack)
-        return StatusCounts(stack, RouteTemplates([*self.routes, *self._routes_of_routers]), self._num_answers)
+        return StatusCounts(stack, RouteTemplates(self.routes), self._num_answers)
 
     def openapi(self) -> dict[str, Any]:
         needs_key = self._needs_key()

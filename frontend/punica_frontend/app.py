@@ -104,7 +104,7 @@ def _generation(dependencies: AppDependencies) -> list[APIRouter]:
     generator = _generator(dependencies, prompts)
     fields = FieldPolicy(dependencies.config.frontend.unknown_fields, dependencies.metrics)
     return [
-        # A request looks at the routers in this order, so the routes asked most come first.
+        # A request looks at the routes in this order, so those asked most come first.
         *_openai(dependencies, generator, prompts, fields),
         generate_router(generator),
         tgi_router(generator, dependencies.tokenizer, prompts, fields, tgi_info(model, engine)),

@@ -1,9 +1,15 @@
-"""Requests whose JSON is parsed in a third of the time, and whose memory is bounded."""
+"""Requests whose JSON is parsed in a third of the time and checked as FastAPI does, and whose memory is bounded."""
 
-from typing import Any
+import json
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+B = TypeVar("B", bound=BaseModel)
 
 #: The most strings in a body, names of fields included. A chat of 4,096 messages has a third as many.
 MAX_STRINGS = 65_536
@@ -36,6 +42,28 @@ class JsonRequest(Request):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return await super().json()
 
+    async def checked(self, kind: type[B]) -> B:
+        """Returns the body. Raises what FastAPI would: RequestValidationError, or HTTPException if it is unreadable."""
+        document = await self._document()
+        try:
+            return kind.model_validate(document, from_attributes=True)
+        except ValidationError as error:
+            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+            raise RequestValidationError(errors, body=document) from None
+
+    async def _document(self) -> Any:
+        """Returns the bytes of a body that is not called JSON: a page of another site may send such a body unasked."""
+        try:
+            body = await self.body()
+            return await self.json() if body and is_json(self.headers.get("content-type", "")) else body
+        except json.JSONDecodeError as error:
+            invalid = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
+            raise RequestValidationError([{**invalid, "ctx": {"error": error.msg}}], body=error.doc) from error
+        except HTTPException:
+            raise
+        except Exception as error:
+            raise HTTPException(400) from error
+
 
 def _num_unescaped_quotes(body: bytes) -> int:
     """Returns how many quotes do not follow a backslash: at least one of each string, at most two.
@@ -44,3 +72,9 @@ def _num_unescaped_quotes(body: bytes) -> int:
     which are text, follow a backslash; so may the end of a string, but never its beginning.
     """
     return body.count(b'"') - body.count(b'\\"')
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a Content-Type names JSON, or a format that is written in it."""
+    kind, _, name = content_type.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (name == "json" or name.endswith("+json"))
