@@ -51,6 +51,8 @@ class Choices:
 
 def copies(plan: RequestPlan, count: int) -> list[RequestPlan]:
     """Returns ``count`` requests of one prompt: ``plan``, then copies whose seeds count up from its own."""
+    if count == 1:
+        return [plan]
     return [replace(plan, num_choices=count), *(_copy(plan, offset) for offset in range(1, count))]
 
 

@@ -347,6 +347,8 @@ class WireSchedulerClient:
         self._channel.send(message)
 
     async def _wait_connected(self) -> None:
+        if self.connected:
+            return
         if self._has_ended:
             raise ClusterUnavailable("this frontend is shutting down; try another")
         try:
