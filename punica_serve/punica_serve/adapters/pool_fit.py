@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from punica_serve.base_model.lora_layout import LoraLimits, least_lora_pages, pages_needed, pages_of_rank, pool_pages
+from punica_serve.base_model.lora_layout import LoraLimits, pages_needed, pages_of_rank, pool_pages
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
@@ -21,10 +21,9 @@ def check_fits_pool(ref: AdapterRef, num_lora_pages: int, limits: LoraLimits) ->
     pool = pool_pages(num_lora_pages, limits)
     for group, num_pages in pages_needed(ref.ranks).items():
         if num_pages > pool[group]:
-            enough = least_lora_pages(group, num_pages)
             raise AdapterRejected(
                 f"the adapter takes {num_pages} pages of {group}, but the LoRA pool has {pool[group]}; use an adapter"
-                f" of lower rank, or raise `engine.num_lora_pages` to {enough} or more",
+                f" of lower rank, or raise `engine.num_lora_pages` to {num_pages} or more",
                 param="r",
             )
 

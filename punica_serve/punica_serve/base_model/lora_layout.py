@@ -18,10 +18,8 @@ MAX_LORA_RANK = 256
 #: The highest rank of most steps. Those with a higher one have tables and kernels of their own, so that others pay
 #: nothing for it.
 USUAL_LORA_RANK = 128
-
-
-#: One of so many pages of a pool are for the embedding, and for the head, but these at least.
-_VOCABULARY_SHARE, _LEAST_VOCABULARY_PAGES = 8, 4
+#: One of so many pages of a pool are for the embedding, and for the head.
+_VOCABULARY_SHARE = 8
 
 
 class LoraKind(IntEnum):
@@ -120,19 +118,12 @@ USUAL_LIMITS = LoraLimits()
 
 def pool_pages(num_lora_pages: int, limits: LoraLimits) -> dict[LoraGroup, int]:
     """The pages of each group in a pool that has any. Few adapters update the embedding or the head, whose pages are
-    large.
+    large; there is room for one of the highest rank in each of these too, if there is in a layer's groups.
     """
     if not limits.vocabulary:
         return dict.fromkeys(LORA_GROUPS, num_lora_pages)
-    few = min(num_lora_pages, max(_LEAST_VOCABULARY_PAGES, num_lora_pages // _VOCABULARY_SHARE))
+    few = min(num_lora_pages, max(pages_of_rank(limits.max_rank), num_lora_pages // _VOCABULARY_SHARE))
     return {**dict.fromkeys(LORA_GROUPS, num_lora_pages), **dict.fromkeys(VOCABULARY_GROUPS, few)}
-
-
-def least_lora_pages(group: LoraGroup, num_pages: int) -> int:
-    """The least ``num_lora_pages`` of a pool with ``num_pages`` of that group."""
-    if group in LORA_GROUPS or num_pages <= _LEAST_VOCABULARY_PAGES:
-        return num_pages
-    return num_pages * _VOCABULARY_SHARE
 
 
 def pages_of_rank(rank: int) -> int:

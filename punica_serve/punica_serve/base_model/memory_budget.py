@@ -1,5 +1,6 @@
 """The memory that a model and its adapters take on a GPU, from their shapes alone. Free of torch."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from punica_serve.base_model.lora_layout import (
@@ -70,9 +71,12 @@ def auto_lora_pages(max_batch_size: int, rank: int, limits: LoraLimits) -> int:
 
 def lora_pages_within(model: ModelConfig, wanted: int, num_bytes: int, num_value_bytes: int, limits: LoraLimits) -> int:
     """The pages that `auto` takes of a GPU with so many bytes beside the weights, for one adapter at least."""
-    budget = num_bytes // _LORA_SHARE
-    fits = budget * wanted // pool_num_bytes(model, wanted, num_value_bytes, limits)
-    return max(pages_of_rank(limits.max_rank), min(wanted, fits))
+    fits = bisect_right(
+        range(1, wanted + 1),
+        num_bytes // _LORA_SHARE,
+        key=lambda num_pages: pool_num_bytes(model, num_pages, num_value_bytes, limits),
+    )
+    return max(pages_of_rank(limits.max_rank), fits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ import pytest
 
 from punica_serve.adapters.pool_fit import check_dummies_fit_pool, check_fits_pool
 from punica_serve.base_model.lora_layout import USUAL_LIMITS, LoraLimits
+from punica_serve.base_model.memory_budget import auto_lora_pages
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.protocol import AdapterRef
@@ -16,6 +17,11 @@ def test_one_that_just_fits_is_taken() -> None:
 def test_one_that_no_pool_could_hold_is_refused_with_the_fix() -> None:
     with pytest.raises(AdapterRejected, match=r"3 pages of down, .* has 2; .* `engine\.num_lora_pages` to 3 or more"):
         check_fits_pool(REF, 2, USUAL_LIMITS)
+
+
+def test_the_highest_rank_fits_the_pages_that_auto_takes_in_the_head_too() -> None:
+    limits = LoraLimits(256, vocabulary=True)
+    check_fits_pool(AdapterRef("d", "/d", 1, {"lm_head": 256}), auto_lora_pages(4, 16, limits), limits)
 
 
 @pytest.mark.parametrize(("count", "num_lora_pages"), [(1, 3), (0, 1)])

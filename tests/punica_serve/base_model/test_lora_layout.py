@@ -3,15 +3,14 @@ import re
 import pytest
 
 from punica_serve.base_model.lora_layout import (
+    LORA_GROUPS,
     USUAL_LIMITS,
     VOCABULARY_GROUPS,
     LoraKind,
     LoraLimits,
-    least_lora_pages,
     pages_needed,
     pool_pages,
 )
-from punica_serve.protocol import LoraGroup
 
 #: All that can be served.
 ALL = LoraLimits(256, vocabulary=True)
@@ -33,11 +32,22 @@ def test_an_adapter_takes_the_pages_of_its_highest_rank_in_each_group(
     assert pages_needed(ranks) == pages
 
 
-@pytest.mark.parametrize("group", pool_pages(1, ALL))
-@pytest.mark.parametrize("num_pages", [1, 8, 32, 33, 200])
-def test_the_least_pool_with_so_many_pages_of_a_group(group: LoraGroup, num_pages: int) -> None:
-    least = least_lora_pages(group, num_pages)
-    assert pool_pages(least, ALL)[group] >= num_pages > pool_pages(least - 1, ALL)[group]
+@pytest.mark.parametrize(
+    ("num_lora_pages", "limits", "num_vocabulary_pages"),
+    [
+        (1, ALL, 1),
+        (31, ALL, 31),
+        (64, ALL, 32),
+        (512, ALL, 64),
+        (64, LoraLimits(16, vocabulary=True), 8),
+    ],
+)
+def test_the_vocabulary_has_few_pages_but_room_for_the_highest_rank_that_a_layer_has_room_for(
+    num_lora_pages: int, limits: LoraLimits, num_vocabulary_pages: int
+) -> None:
+    pages = pool_pages(num_lora_pages, limits)
+    assert {pages[group] for group in VOCABULARY_GROUPS} == {num_vocabulary_pages}
+    assert {pages[group] for group in LORA_GROUPS} == {num_lora_pages}
 
 
 def test_a_pool_without_the_vocabulary_has_no_pages_of_it() -> None:

@@ -195,9 +195,7 @@ def _prompt(number: int) -> tuple[int, ...]:
 def test_mixed_batches_equal_transformers_and_peft(
     world: _World, make_engine: Callable[..., Engine], load: Callable[..., None], device: str
 ) -> None:
-    # An eighth of the pages is the head's: room for one update of rank 256.
-    limits = {"num_lora_pages": 256, "max_lora_rank": 256, "lora_vocabulary": True}
-    engine = make_engine(world.folder, device, prefill_budget_tokens=8, **limits)
+    engine = make_engine(world.folder, device, prefill_budget_tokens=8, max_lora_rank=256, lora_vocabulary=True)
     load(engine, world.refs.values())
     names = [None, *world.refs, None, *list(world.refs)[::-3]]
     for number, name in enumerate(names):
