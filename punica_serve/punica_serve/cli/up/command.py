@@ -171,6 +171,11 @@ def _plan(options: Options) -> Plan:
     port = config.frontend.port if options.port is None else options.port
     scheduler = config.scheduler
     (scheduler_port,) = listening_ports(scheduler.host, scheduler.port, 1, "scheduler.port")
+    frontend_ports = listening_ports(host, port, options.num_frontends, "--port")
+    if scheduler_port in frontend_ports:
+        ports = "the frontend's port" if len(frontend_ports) == 1 else "one of the frontends' ports"
+        message = f"`scheduler.port` {scheduler_port} is {ports} too; change it or `--port`"
+        raise ConfigError(message, param="scheduler.port")
     return Plan(
         config=options.path.resolve(),
         log_level=options.log_level,
@@ -181,7 +186,7 @@ def _plan(options: Options) -> Plan:
         runner_ids=runner_ids(options.num_runners),
         frontend_host=host,
         insecure_no_auth=options.insecure_no_auth,
-        frontend_ports=listening_ports(host, port, options.num_frontends, "--port"),
+        frontend_ports=frontend_ports,
         https=config.frontend.tls,
         environment=checked,
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ports import free_ports
+
 Cli = Callable[..., tuple[int, str, str]]
 WriteConfig = Callable[..., Path]
 
@@ -58,6 +60,15 @@ def test_a_scheduler_port_in_use(cli: Cli, write_config: WriteConfig, taken_port
 def test_a_second_frontends_port_in_use(cli: Cli, write_config: WriteConfig, taken_port: int) -> None:
     outcome = cli("up", "--config", str(write_config()), "--port", str(taken_port - 1), "--frontends", "2")
     assert_refused(outcome, "the port is in use; stop what listens there, or change `--port`")
+
+
+def test_a_second_frontends_port_that_is_the_schedulers(cli: Cli, write_config: WriteConfig) -> None:
+    first, second = free_ports(2)
+    config = str(write_config(scheduler={"port": second}))
+    outcome = cli("up", "--config", config, "--port", str(first), "--frontends", "2")
+    assert_refused(outcome, f"`scheduler.port` {second} is one of the frontends' ports too; change it or `--port`")
+    outcome = cli("up", "--config", config, "--port", str(second))
+    assert_refused(outcome, f"`scheduler.port` {second} is the frontend's port too; change it or `--port`")
 
 
 def test_a_gpu_for_several_runners(cli: Cli, write_config: WriteConfig) -> None:
