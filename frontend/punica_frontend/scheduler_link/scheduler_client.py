@@ -56,6 +56,9 @@ from punica_serve.protocol import (
     decode_history,
 )
 
+#: Clients see it, so it names no address.
+UNREACHABLE = "the scheduler can't be reached; try again"
+
 #: How long a new request waits for the link to come up.
 CONNECT_TIMEOUT_S = 5.0
 
@@ -343,7 +346,7 @@ class WireSchedulerClient:
 
     def _send(self, message: Message) -> None:
         if self._channel is None:
-            raise ClusterUnavailable("the scheduler can't be reached; try again")
+            raise ClusterUnavailable(UNREACHABLE)
         self._channel.send(message)
 
     async def _wait_connected(self) -> None:
@@ -355,7 +358,7 @@ class WireSchedulerClient:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._connected.wait()
         except TimeoutError:
-            raise ClusterUnavailable(f"the scheduler at {self._url} can't be reached; try again") from None
+            raise ClusterUnavailable(UNREACHABLE) from None
 
     def _give_up(self) -> None:
         self._fail_all("the link to the scheduler was lost and did not come back in time; try again")
