@@ -80,6 +80,9 @@ MAX_NAMES = 2_000
 #: Characters of one regular expression: room for the full paths of 200 modules. A list may hold more.
 MAX_PATTERN_CHARS = 10_000
 
+#: Characters of the base model's name: room for any path. The registry keeps it, and lists and logs repeat it.
+MAX_BASE_NAME_CHARS = 4_096
+
 
 class AutoMapping(msgspec.Struct, frozen=True):
     """The words of PEFT about the base model, where it was not told the task."""
@@ -252,7 +255,11 @@ def _check_selection(config: PeftConfig) -> None:
 
 
 def _check_lengths(config: PeftConfig) -> None:
-    """Refuses fields with more names, or longer expressions, than any model needs."""
+    """Refuses fields with more names, or longer names and expressions, than any model needs."""
+    base_name = config.base_model_name_or_path or ""
+    if len(base_name) > MAX_BASE_NAME_CHARS:
+        reason = f"has {len(base_name)} characters; the limit is {MAX_BASE_NAME_CHARS}"
+        raise _refuse("base_model_name_or_path", reason)
     for name in _FIELDS_OF_NAMES:
         value = getattr(config, name)
         if isinstance(value, tuple | dict) and len(value) > MAX_NAMES:

@@ -7,7 +7,13 @@ import pytest
 from msgspec import structs
 from peft import LoraConfig
 
-from punica_serve.adapters.peft_config import MAX_NAMES, MAX_PATTERN_CHARS, PeftConfig, parse_peft_config
+from punica_serve.adapters.peft_config import (
+    MAX_BASE_NAME_CHARS,
+    MAX_NAMES,
+    MAX_PATTERN_CHARS,
+    PeftConfig,
+    parse_peft_config,
+)
 from punica_serve.errors import AdapterRejected
 
 
@@ -294,6 +300,13 @@ def test_an_expression_has_a_longest_length(field: str, wrap: Callable[[str], ob
     error = refusal(**{field: wrap("x" * (MAX_PATTERN_CHARS + 1))})
     assert (error.param, f"the limit is {MAX_PATTERN_CHARS}" in error.message) == (field, True)
     assert getattr(parse(**{field: wrap("x" * MAX_PATTERN_CHARS)}), field)
+
+
+def test_the_base_models_name_has_a_longest_length() -> None:
+    error = refusal(base_model_name_or_path="x" * (MAX_BASE_NAME_CHARS + 1))
+    assert error.param == "base_model_name_or_path"
+    assert "has 4097 characters; the limit is 4096" in error.message
+    assert parse(base_model_name_or_path="x" * MAX_BASE_NAME_CHARS).base_model_name_or_path
 
 
 def test_a_layers_pattern_has_a_longest_length() -> None:
