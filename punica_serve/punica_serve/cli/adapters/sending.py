@@ -37,7 +37,8 @@ def register(client: AdapterClient, name: str, source: str) -> Any:
         with _opened(path) as archive:
             headers = {"Content-Type": media_type, "Content-Length": str(path.stat().st_size)}
             return client.send("POST", "/v1/adapters", params={"name": name}, content=archive, headers=headers)
-    raise ConfigError(f"{source!r} is not a URI, a PEFT folder or a {', '.join(_ARCHIVES)} file", param="source")
+    wrong = "is not" if os.path.lexists(given) else "does not exist here, or you may not see it; give"
+    raise ConfigError(f"{source!r} {wrong} a URI, a PEFT folder or a {', '.join(_ARCHIVES)} file", param="source")
 
 
 def _send_folder(client: AdapterClient, name: str, folder: Path) -> Any:

@@ -74,7 +74,10 @@ def test_files_that_may_not_be_read_are_named(cli: Cli, tmp_path: Path, monkeypa
 def test_a_source_that_is_none(cli: Cli, tmp_path: Path) -> None:
     for source in (str(tmp_path / "nowhere"), "~no-such-user/x", "x" * 5000, ""):
         outcome = cli("adapters", "add", "roman", source)
-        assert outcome.exit_code == 2 and "is not a URI, a PEFT folder or a .zip" in outcome.stderr
+        message = f"{source!r} does not exist here, or you may not see it; give a URI, a PEFT folder or a .zip"
+        assert outcome.exit_code == 2 and message in outcome.stderr
+    outcome = cli("adapters", "add", "roman", __file__)
+    assert outcome.exit_code == 2 and f"{__file__!r} is not a URI, a PEFT folder or a .zip" in outcome.stderr
     outcome = cli("adapters", "add", "roman", str(tmp_path))
     assert outcome.exit_code == 2 and "adapter_config.json does not exist, or you may not see it" in outcome.stderr
 
