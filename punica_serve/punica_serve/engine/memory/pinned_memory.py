@@ -29,9 +29,10 @@ class HostMemory:
     def __init__(self, num_bytes: int, *, is_shared: bool = False) -> None:
         """``is_shared``: processes that inherit ``fd`` can map the same memory (Linux alone)."""
         #: The file that other processes map; -1 if the memory is not shared.
-        self.fd = os.memfd_create("punica-host-memory") if is_shared else -1
+        self.fd = -1
         try:
             if is_shared:
+                self.fd = os.memfd_create("punica-host-memory")
                 os.ftruncate(self.fd, num_bytes + 2 * _HUGE_PAGE_BYTES)
             self._mapping = mmap.mmap(self.fd, num_bytes + 2 * _HUGE_PAGE_BYTES)
         except (OSError, ValueError, OverflowError) as error:

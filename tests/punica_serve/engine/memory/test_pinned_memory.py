@@ -1,3 +1,5 @@
+import errno
+import os
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -25,6 +27,15 @@ def test_more_than_there_can_be_names_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"`engine\.host_cache_bytes` of .* can't be had: .*; lower it") as caught:
         HostMemory(1 << 62)
     assert caught.value.param == "engine.host_cache_bytes"
+
+
+def test_memory_that_can_not_be_shared_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    with pytest.raises(ConfigError, match=r"`engine\.host_cache_bytes` of .* can't be had: .*Too many open files"):
+        HostMemory(4096, is_shared=True)
 
 
 def test_memory_that_can_not_be_pinned_names_the_setting_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
