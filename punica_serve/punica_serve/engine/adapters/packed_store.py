@@ -4,6 +4,7 @@ A file that is no good is dropped, and the adapter is packed from its folder aga
 """
 
 import ctypes
+import errno
 import logging
 import os
 import sys
@@ -47,6 +48,8 @@ _MAX_WAITING = 2
 _MAX_REMEMBERED = 4096
 #: Files to be marked as used at a time; others are marked at their next load.
 _MAX_USED = 256
+#: Errors that say nothing about the file.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NICE = 19
 _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
 
@@ -128,6 +131,9 @@ class PackedStore:
         except (DiskHangs, FileNotFoundError):
             return None
         except (PackedFileInvalid, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _SHORTAGES:
+                log.warning("adapter %s is packed again, and its packed form kept: %s", ref.digest, error)
+                return None
             log.warning("the packed form of adapter %s is dropped and made again: %s", ref.digest, error)
             with suppress(OSError):
                 self._folder.packed.drop(ref.digest, self._layout.name)

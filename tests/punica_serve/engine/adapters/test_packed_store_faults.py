@@ -59,6 +59,26 @@ def test_a_disk_that_can_not_be_read_costs_nobody_an_error(
     assert packings == [ref.digest] * 2
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_a_shortage_of_the_worker_drops_no_good_file(
+    folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Worker(folder, model)
+    first.packs(ref)
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    second = Worker(folder, model)
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_store, "open_own_file", fail)
+        copy = second.load(ref)
+    assert equal(copy, held(first, ref)) and second.store.has(ref)
+    second.cache.release(copy)
+    second.cache.evict(ref.digest)
+    assert equal(second.load(ref), held(first, ref)) and packings == [ref.digest] * 2
+
+
 def test_a_disk_that_hangs_holds_its_own_load_alone(
     folder: Path, model: ModelConfig, tmp_path: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
