@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from punica_serve.engine.adapters.disk_watch import DiskWatch
+from punica_serve.engine.adapters.disk_watch import LOOK_S, DiskWatch, Patience
 from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.range_reader import RangeReader
 
@@ -84,22 +84,23 @@ class ChunkReads:
 
     def _batches(self) -> Iterator[list[ChunkRead]]:
         """The chunks that come until all jobs have ended. If the disk hangs, those that were begun are waited for."""
-        since_s, is_hanging = time.perf_counter(), False
+        patience, is_hanging = Patience(self._watch), False
         with ExitStack() as hanging:
             while self._num_running:
-                if batch := self._take(None if is_hanging else max(0.0, self._watch.patience_s(since_s))):
-                    yield batch
-                elif not is_hanging and self._watch.patience_s(since_s) <= 0:
+                batch = self._take(None if is_hanging else LOOK_S)
+                if batch is None and patience.is_over():
                     is_hanging = True
                     hanging.enter_context(self._watch.hanging())
                     self._stop()
+                if batch:
+                    yield batch
 
-    def _take(self, timeout_s: float | None) -> list[ChunkRead]:
-        """All that has come, and waits for the first. Empty after the timeout, or if jobs have ended alone."""
+    def _take(self, timeout_s: float | None) -> list[ChunkRead] | None:
+        """All that has come, and waits for the first. Empty if jobs have ended alone; None after the timeout."""
         try:
             done = [self._done.get(timeout=timeout_s)]
         except Empty:
-            return []
+            return None
         while not self._done.empty():  # no other thread takes from it
             done.append(self._done.get())
         batch = [read for read in done if read is not None]

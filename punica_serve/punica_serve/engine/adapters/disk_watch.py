@@ -1,22 +1,23 @@
 """Notices when the disk of packed adapters hangs: no chunk of any adapter has come for a while."""
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
 log = logging.getLogger(__name__)
 
+#: A load waits so long for a chunk before it looks whether one can still come: some steps, less than anybody notices.
+LOOK_S = 0.05
 #: A disk that gives no chunk of any adapter for so long hangs: adapters are read from their folders meanwhile.
 _HANG_S = 10.0
 
 
 class DiskWatch:
-    """Shared by all loads of a worker. Times are of ``time.perf_counter``, in seconds."""
+    """Shared by all loads of a worker."""
 
     def __init__(self) -> None:
-        #: When the newest chunk came.
+        #: When a chunk came last, by ``time.perf_counter`` in seconds.
         self.newest_chunk_s = 0.0
         #: Adapters whose chunks are not read to their ends.
         self._num_hanging = 0
@@ -26,10 +27,6 @@ class DiskWatch:
     def answers(self) -> bool:
         """Whether no load waits for a disk that hangs."""
         return not self._num_hanging
-
-    def patience_s(self, since_s: float) -> float:
-        """How long a load that has waited ``since_s`` waits for the next chunk; not above 0 if the disk hangs."""
-        return max(since_s, self.newest_chunk_s) + _HANG_S - time.perf_counter()
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
@@ -42,3 +39,19 @@ class DiskWatch:
         finally:
             with self._lock:
                 self._num_hanging -= 1
+
+
+class Patience:
+    """One load's. It counts waits in vain instead of reading a clock: who was stopped itself blames no disk."""
+
+    def __init__(self, watch: DiskWatch) -> None:
+        self._watch = watch
+        self._newest_chunk_s = watch.newest_chunk_s
+        self._waited_s = 0.0
+
+    def is_over(self) -> bool:
+        """Whether the disk hangs. To be asked after each ``LOOK_S`` in which the load has got nothing."""
+        if self._newest_chunk_s != self._watch.newest_chunk_s:
+            self._newest_chunk_s, self._waited_s = self._watch.newest_chunk_s, 0.0
+        self._waited_s += LOOK_S
+        return self._waited_s >= _HANG_S

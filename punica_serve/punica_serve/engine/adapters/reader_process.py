@@ -26,7 +26,7 @@ from torch import Tensor
 
 from punica_serve.engine.adapters.chunk_process import FAILED, INVALID, OPENED, OPENED_DIRECT, RECORD, ReadJob
 from punica_serve.engine.adapters.chunk_reads import ChunkRead, OnOpen
-from punica_serve.engine.adapters.disk_watch import DiskWatch
+from punica_serve.engine.adapters.disk_watch import LOOK_S, DiskWatch, Patience
 from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.memory.pinned_memory import HostMemory
@@ -40,8 +40,6 @@ MAX_LOADS = 8
 _RESTART_S = 60.0
 #: A process that is not ready so long after its start is killed.
 _START_S = 60.0
-#: So long without a record, a load asks whether the process was stopped: some steps, and less than anybody notices.
-_LOOK_S = 0.05
 #: The records of more chunks than an adapter has.
 _RECORDS_BYTES = 1 << 16
 _POLL_S = 0.01
@@ -270,15 +268,15 @@ class ProcessReads:
 
     def _batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
         """The chunks that come until all have, or a failure, or the system has ended all threads of the process."""
-        since_s, is_killed = time.perf_counter(), False
+        patience, is_killed = Patience(self._watch), False
         with ExitStack() as hanging:
             while self._left and not self._has_ended:
-                records = self._receive(_KILL_S if is_killed else _LOOK_S)
+                records = self._receive(_KILL_S if is_killed else LOOK_S)
                 if records is None and is_killed:
                     hanging.enter_context(self._watch.hanging())
                     records = self._receive(None)
                 elif records is None:
-                    is_killed = self._end_silent(self._watch.patience_s(since_s) <= 0)
+                    is_killed = self._end_silent(patience.is_over())
                 if records and (reads := self._take(records, on_open)):
                     yield reads
 

@@ -46,7 +46,7 @@ def _a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python").mkdir()
     (tmp_path / "python" / "sitecustomize.py").write_text(_SLOW_DISK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "python"), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(reader_process, "_LOOK_S", 0.003)
+    monkeypatch.setattr(reader_process, "LOOK_S", 0.003)
     monkeypatch.setattr(disk_watch, "_HANG_S", 2 * DEADLINE_S)
 
 

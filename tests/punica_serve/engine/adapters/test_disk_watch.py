@@ -1,0 +1,29 @@
+"""A disk hangs when no chunk of any load has come for many waits, however long these took."""
+
+from punica_serve.engine.adapters.disk_watch import LOOK_S, DiskWatch, Patience
+
+_MOST_WAITS = 200  # 10 s
+
+
+def test_a_load_is_patient_for_so_many_waits_in_vain() -> None:
+    patience = Patience(DiskWatch())
+    assert [patience.is_over() for _ in range(_MOST_WAITS)] == [*(_MOST_WAITS - 1) * [False], True]
+    assert _MOST_WAITS * LOOK_S == 10.0
+
+
+def test_a_chunk_of_any_load_starts_the_patience_over() -> None:
+    watch = DiskWatch()
+    patience = Patience(watch)
+    for chunk in range(3):
+        assert not any(patience.is_over() for _ in range(_MOST_WAITS - 1))
+        watch.newest_chunk_s = 1.0 + chunk
+    assert not any(patience.is_over() for _ in range(_MOST_WAITS - 1)) and patience.is_over()
+
+
+def test_the_disk_answers_again_once_no_load_waits_for_it() -> None:
+    watch = DiskWatch()
+    with watch.hanging():
+        with watch.hanging():
+            assert not watch.answers
+        assert not watch.answers
+    assert watch.answers
