@@ -50,7 +50,8 @@ class ReadJob(msgspec.Struct, frozen=True, array_like=True):
 
     #: The number of the socket where records go.
     lane: int
-    path: str
+    #: As the system has it: no text where a folder's name is none.
+    path: bytes
     name: PackedName
     #: Where the adapter lies in the file of the host cache's memory.
     offset: int
@@ -79,7 +80,7 @@ class _Reads:
         self._run()
 
     def _open(self) -> None:
-        self._file = RangeReader(open_own_file(Path(self._job.path)))
+        self._file = RangeReader(open_own_file(Path(os.fsdecode(self._job.path))))
         self._waiting.extend(enumerate(open_chunks(self._file, self._job.name, self._memory)))
         opened_s = time.perf_counter()
         self._answer(OPENED_DIRECT if self._file.is_direct else OPENED, 0, opened_s, opened_s, opened_s)

@@ -161,7 +161,7 @@ class ReaderProcess:
         if offset is None or child is None or not child.takes_jobs or not places:
             return None
         number, lane = child.free_lanes.popitem()
-        job = msgspec.msgpack.encode(ReadJob(number, str(path), name, offset, memory.nbytes))
+        job = msgspec.msgpack.encode(ReadJob(number, os.fsencode(path), name, offset, memory.nbytes))
         try:
             child.control.send(job)
         except OSError:  # it has just died, or takes no more

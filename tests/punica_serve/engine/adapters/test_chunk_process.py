@@ -34,7 +34,7 @@ _NUM_THREADS = 4
 def job(folder: Path, model: ModelConfig, ref: AdapterRef, made: HostCopy) -> ReadJob:
     """Reads the adapter from its packed file."""
     (path,) = (folder / "packed" / ref.digest).iterdir()
-    return ReadJob(0, str(path), packed_name(ref, PackedLayout.of(model, torch.float32)), 0, made.num_bytes)
+    return ReadJob(0, os.fsencode(path), packed_name(ref, PackedLayout.of(model, torch.float32)), 0, made.num_bytes)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_failure_is_told_once_where_no_other_thread_can_be_started(
     job: ReadJob, one_thread: ThreadPoolExecutor
 ) -> None:
     """Threads that come after it tell nothing: the lane may be another job's by then."""
-    path = Path(job.path)
+    path = Path(os.fsdecode(job.path))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)

@@ -1,5 +1,6 @@
 """A process reads packed files into the host cache's memory."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -128,6 +129,19 @@ def test_a_full_cache_has_room_for_what_is_begun_unless_others_hold_it(
     copy = streaming(model)(worker, ref).result(DEADLINE_S)
     assert equal(copy, made) and bool(thread_reads) is ("other" in worker.cache) is is_held
     assert (copy.start is None) is is_held
+    worker.reader.close()
+
+
+def test_a_folder_whose_name_is_no_text_is_read_by_the_process(
+    tmp_path: Path, model: ModelConfig, ref: AdapterRef, thread_reads: list[int]
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    Worker(folder, model).packs(ref)
+    made = Worker(folder, model).load(ref)
+    thread_reads.clear()
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    wait_until_ready(process_of(worker))
+    assert equal(streaming(model)(worker, ref).result(DEADLINE_S), made) and not thread_reads
     worker.reader.close()
 
 
