@@ -14,10 +14,9 @@ import torch
 from peft import PeftModel
 from rich.table import Table
 from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from punica_serve.base_model.model_config import ModelDtype
+from punica_serve.cli.adapters.oracle import load_base, load_with_adapter
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import GeneratedToken
@@ -93,13 +92,10 @@ def engine_answers(
 
 
 def compare(answers: Iterable[EngineAnswer], model_folder: Path, adapter_folder: Path) -> list[Parity]:
-    """Scores the engine's answers with PEFT."""
-    transformers_logging.disable_progress_bar()
+    """Scores the engine's answers with PEFT. Raises ConfigError if it can't apply the adapter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers in a deprecated way
-        # Other implementations leave out Gemma 2's soft cap.
-        base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, attn_implementation="eager")
-        model = PeftModel.from_pretrained(base, adapter_folder).eval()
+        model = load_with_adapter(model_folder, adapter_folder)
     return [_compare(answer, model) for answer in answers]
 
 
@@ -107,10 +103,8 @@ def compare_base(
     answers: Iterable[EngineAnswer], model_folder: Path, *, dtype: ModelDtype = "float32", device: str = "cpu"
 ) -> list[Parity]:
     """Scores the engine's answers with transformers, without an adapter."""
-    transformers_logging.disable_progress_bar()
-    kind: torch.dtype = getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=kind, attn_implementation="eager")
-    model = model.eval().to(device)
+    model = load_base(model_folder, getattr(torch, dtype))
+    model.to(device)
     with torch.inference_mode():
         return [_parity(answer, _logprobs(answer, model)) for answer in answers]
 
