@@ -67,7 +67,7 @@ def _absence(path: Path) -> str:
 
 
 def _told_lack(folder: Path) -> str:
-    """Names the weights that a folder has in another format, and says what to do."""
+    """Says what a folder lacks of its weights, and what to do."""
     for path in (folder / _SINGLE, folder / _INDEX):
         if os.path.lexists(path):
             return f"{path} {_absence(path)}; download it in its place"
