@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.driver import StepTime
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
+from punica_serve.bench.lora_in_steps import added_by_lora_ms, batch_goals, by_row, step_facts
 from punica_serve.bench.peft_baseline import PeftTimes, run_peft
 from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
@@ -67,14 +68,16 @@ def make_report(
     steps = _step_table(StepBytes.of(subject.model, subject.dtype, settings.rank), measured, peft)
     tables = [_with_vllm(speeds) if at_goal_shape else speeds, steps]
     if at_goal_shape:
-        tables.append(goals_table(_goals(_by_row(speeds, "tokens_per_s"), steps)))
+        tables.append(goals_table(_goals(by_row(speeds, "tokens_per_s"), steps)))
+    elif subject.on_gpu and subject.title == GOAL_SHAPE:
+        tables.append(goals_table(batch_goals(steps, settings.batch_size, settings.rank)))
     return Report(
         name="textgen",
         machine=machine(str(subject.device)),
         settings={**asdict(settings), "folder": None, "model": subject.title},
-        tables=tables,
+        tables=[table for table in tables if table.rows],
         figures={"": lambda figure: _draw(figure, tables[0])},
-        facts=_facts(measured, _by_row(speeds, "tokens_per_s")),
+        facts={**_facts(measured, by_row(speeds, "tokens_per_s")), **step_facts(steps)},
         failures=measured.failures,
     )
 
@@ -165,6 +168,7 @@ def _facts(measured: TextgenMeasured, speed: dict[str, float]) -> dict[str, Valu
     over = {
         **{f"batched / alone, {p}": (p.value, f"{p}_alone") for p in Population},
         "distinct / identical": ("distinct", "identical"),
+        "distinct / backbone": ("distinct", "backbone"),
         **{f"{own} / {row}, the same requests": (own, row) for row, own in COUNTERPARTS.items()},
     }
     facts: dict[str, Value] = {name: ratio for name, rows in over.items() if (ratio := _ratio(speed, *rows))}
@@ -188,25 +192,15 @@ def _ratio(speed: dict[str, float], over: str, under: str) -> float | None:
     return speed[over] / speed[under] if over in speed and under in speed else None
 
 
-def _by_row(table: TableData, key: str) -> dict[str, float]:
-    """The rows' values in one column, where present."""
-    values = {str(record["row"]): record[key] for record in table.records}
-    return {row: float(value) for row, value in values.items() if value is not None}
-
-
 def _goals(speed: dict[str, float], steps: TableData) -> list[Goal]:
-    step_ms, over_floor = _by_row(steps, "decode_ms_median"), _by_row(steps, "over_floor")
-
-    has_both_steps = "distinct" in step_ms and "backbone" in step_ms
-    added_ms = step_ms["distinct"] - step_ms["backbone"] if has_both_steps else None
     measured = {
         "distinct_tokens_per_s": speed.get("distinct"),
         "backbone_tokens_per_s": speed.get("backbone"),
         "distinct_over_identical": _ratio(speed, "distinct", "identical"),
         "files_over_host": _ratio(speed, "files", "distinct_300"),
         "distinct_over_same_adapter_only": _ratio(speed, "distinct", "same_adapter_only"),
-        "step_over_floor": over_floor.get("distinct"),
-        "lora_ms": added_ms,
+        "step_over_floor": by_row(steps, "over_floor").get("distinct"),
+        "lora_ms": added_by_lora_ms(steps, "distinct"),
     }
     return [Goal(bound, measured[key]) for key, bound in goals().textgen.items()]
 

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench import textgen, textgen_report
 from punica_serve.bench.goals import GOAL_SHAPE
+from punica_serve.bench.lora_in_steps import by_row
 from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.report import Report, leave
 from punica_serve.bench.step_floor import DeviceRates, StepBytes
@@ -88,7 +89,7 @@ def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
         StepBytes.of(subject.model, subject.dtype, 4), replace(measured, rates=DeviceRates(1e9, 1e15)), None
     )
     speeds = textgen_report._speed_table("", measured, None)
-    speed = textgen_report._by_row(speeds, "tokens_per_s")
+    speed = by_row(speeds, "tokens_per_s")
     goals = textgen_report._goals(speed | {"distinct": 4399.0}, steps)
     assert sum(goal.measured is not None for goal in goals) == 7
     assert goals[4].measured == 4399.0 / speed["same_adapter_only"], "all requests against one after the other"
