@@ -22,14 +22,15 @@ def check_launches(
     for bucket, table in tables.items():
         decodes, prefill = attention_shapes(cache, model, bucket, options=options)
         if decodes:
-            rows = counted(bucket.num_decode_rows, "request")
-            _check("engine.max_batch_size", rows, decodes.max_tiles)
+            _check("engine.max_batch_size", bucket.num_decode_rows, "request", decodes.max_tiles)
         if prefill:
-            rows = counted(bucket.num_prefill_rows, "prompt token")
-            _check("engine.prefill_budget_tokens", rows, max(prefill.max_tiles, table.max_tiles))
+            num_programs = max(prefill.max_tiles, table.max_tiles)
+            _check("engine.prefill_budget_tokens", bucket.num_prefill_rows, "prompt token", num_programs)
 
 
-def _check(setting: str, rows: str, num_programs: int) -> None:
+def _check(setting: str, num_rows: int, row: str, num_programs: int) -> None:
     if num_programs > MAX_GRID_Y:
-        message = f"a step of {rows} takes {num_programs} programs of a kernel; a GPU launches {MAX_GRID_Y} at most"
-        raise ConfigError(f"{message}; lower `{setting}`", param=setting)
+        step = f"a step of {counted(num_rows, row)} takes {num_programs} programs of a kernel"
+        fits = num_rows * MAX_GRID_Y // num_programs  # about: rows share programs
+        message = f"{step}; a GPU launches {MAX_GRID_Y} at most; lower `{setting}` to about {fits}"
+        raise ConfigError(message, param=setting)
