@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.checks import require_dense_rows, require_shape
 
 
@@ -28,44 +29,35 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = 
         _rms_norm(out, x, weight, eps)
 
 
-def add_rms_norm(
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    delta: Tensor | None = None,
-    added_weight: Tensor | None = None,
-    *,
-    pdl: bool = False,
-) -> None:
-    """residual += x + delta in place, then out = rms_norm(residual).
+def add_rms_norm(end: BlockEnd, *, pdl: bool = False) -> None:
+    """Adds the block's output to the residual, and norms the sum: see `BlockEnd`.
 
-    With `added_weight` [h], residual += rms_norm(x + delta) by that weight, as behind the blocks of Gemma 2 and 3.
-
-    The sum is made in float32 and rounded once, to residual's dtype. out, x, residual: [num_rows, h] of one dtype; out
-    may be x, and x may be float32 split-K partial sums [splits, num_rows, h]. delta: [num_rows, h] of that dtype or
-    float32; None adds nothing. `pdl` as in `rms_norm`. Raises ValueError when the shapes do not fit.
+    The sum is made in float32 and rounded once, to residual's dtype. `pdl` as in `rms_norm`. Raises ValueError, naming
+    the field, when the shapes do not fit.
     """
-    _check(out, x[0] if x.dim() == 3 else x, weight)
-    require_shape("residual", residual, *out.shape)
-    if delta is not None:
-        require_shape("delta", delta, *out.shape)
-    if added_weight is not None:
-        require_shape("added_weight", added_weight, out.shape[1])
-    if x.is_cuda:
+    _check_end(end)
+    if end.x.is_cuda:
         from punica_kernels.gpu import norm
 
-        require_dense_rows(out=out, x=x, residual=residual, weight=weight, delta=delta, added_weight=added_weight)
-        norm.add_rms_norm(out, x, residual, weight, eps, delta, added_weight, pdl=pdl)
+        require_dense_rows(**{name: value for name, value in end._asdict().items() if name != "eps"})
+        norm.add_rms_norm(end, pdl=pdl)
     else:
-        total = x.sum(0) if x.dim() == 3 else x
-        total = total if delta is None else total.float().add(delta)
-        if added_weight is not None:
-            _rms_norm(out, total, added_weight, eps)
-            total = out
-        residual.add_(total)
-        _rms_norm(out, residual, weight, eps)
+        total = end.x.sum(0) if end.x.dim() == 3 else end.x
+        total = total if end.delta is None else total.float().add(end.delta)
+        if end.added_weight is not None:
+            _rms_norm(end.out, total, end.added_weight, end.eps)
+            total = end.out
+        end.residual.add_(total)
+        _rms_norm(end.out, end.residual, end.weight, end.eps)
+
+
+def _check_end(end: BlockEnd) -> None:
+    _check(end.out, end.x[0] if end.x.dim() == 3 else end.x, end.weight)
+    require_shape("residual", end.residual, *end.out.shape)
+    if end.delta is not None:
+        require_shape("delta", end.delta, *end.out.shape)
+    if end.added_weight is not None:
+        require_shape("added_weight", end.added_weight, end.out.shape[1])
 
 
 def _check(out: Tensor, x: Tensor, weight: Tensor) -> None:

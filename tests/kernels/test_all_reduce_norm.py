@@ -10,6 +10,7 @@ from torch import Tensor
 
 import peer_ranks
 from peer_ranks import CASES, DTYPE, MAX_ROWS, WIDTH, Case, expected, inputs_of, norm
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 from triton_interpreter import interpreter_with_asserts
@@ -69,7 +70,8 @@ def test_a_rank_that_does_not_come_ends_the_wait_with_an_error() -> None:
     memory, pieces = _alone()
     own = inputs_of(Case(2), 0)
     with interpreter_with_asserts(), pytest.raises(Exception, match="a rank has not come to an exchange of its group"):
-        all_reduce_add_rms_norm(own.residual, own.x, own.residual, own.weight, 0.0, None, None, memory, max_looks=3)
+        end = BlockEnd(own.residual, own.x, own.residual, own.weight, 0.0)
+        all_reduce_add_rms_norm(end, memory, max_looks=3)
     counters = [piece[: 4 * 2 * 4].view(torch.int32).tolist() for piece in pieces]
     assert counters == [[0] * 8, [1, *[0] * 7]], "the other rank was told of the first row"
 

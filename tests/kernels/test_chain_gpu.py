@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.activation import silu_and_mul
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.linear import linear
 from punica_kernels.norm import add_rms_norm, rms_norm
 
@@ -33,7 +34,7 @@ class _FeedForward:
             activated = both.new_empty(ROWS, WIDE)
             silu_and_mul(activated, both, pdl=pdl)
             partial = linear(activated, down, split_k=True, pdl=pdl)
-            add_rms_norm(hidden, partial, residual, self.norm, EPS, pdl=pdl)
+            add_rms_norm(BlockEnd(hidden, partial, residual, self.norm, EPS), pdl=pdl)
         return hidden
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.norm import add_rms_norm, rms_norm
 
 #: Both round the quotient to x's dtype before the weight, so a half-precision result differs by one rounding at most.
@@ -45,7 +46,7 @@ def test_large_half_precision_values_do_not_overflow() -> None:
 def test_add_rms_norm_adds_in_place_and_may_write_over_x(dtype: torch.dtype) -> None:
     norm, x, residual = make_norm(24, dtype), torch.randn(5, 24).to(dtype), torch.randn(5, 24).to(dtype)
     total = x + residual
-    add_rms_norm(x, x, residual, norm.weight, EPS)
+    add_rms_norm(BlockEnd(x, x, residual, norm.weight, EPS))
     assert torch.equal(residual, total)
     torch.testing.assert_close(x, norm(total), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
@@ -57,7 +58,7 @@ def test_delta_joins_the_sum_before_its_one_rounding(delta_dtype: torch.dtype, d
     delta = torch.randn(5, 24).to(delta_dtype)
     total = (residual.double() + x.double() + delta.double()).to(dtype)
     out = torch.empty_like(x)
-    add_rms_norm(out, x, residual, weight, EPS, delta)
+    add_rms_norm(BlockEnd(out, x, residual, weight, EPS, delta))
     torch.testing.assert_close(residual, total)
     expected = torch.empty_like(x)
     rms_norm(expected, residual, weight, EPS)
@@ -80,7 +81,7 @@ def test_the_norm_behind_a_block_is_transformers(with_delta: bool, dtype: torch.
     delta = torch.randn(5, 24) if with_delta else None
     expected = residual + behind(x if delta is None else x.float() + delta).to(dtype)
     out = torch.empty_like(x)
-    add_rms_norm(out, x, residual, weight, EPS, delta, behind_weight)
+    add_rms_norm(BlockEnd(out, x, residual, weight, EPS, delta, behind_weight))
     torch.testing.assert_close(residual, expected, rtol=2 * TOLERANCES[dtype], atol=2 * TOLERANCES[dtype])
     torch.testing.assert_close(out, norm(residual), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
@@ -100,4 +101,4 @@ def test_arguments_that_do_not_fit_are_named(argument: str, value: Tensor) -> No
         "weight": torch.ones(4)
     }
     with pytest.raises(ValueError, match=f"^{argument} must"):
-        add_rms_norm(**{**arguments, argument: value}, eps=EPS)
+        add_rms_norm(BlockEnd(**{**arguments, argument: value}, eps=EPS))

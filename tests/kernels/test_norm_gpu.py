@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.norm import add_rms_norm, rms_norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,7 +45,7 @@ def check_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype, delta_dtype: 
     total = residual.double() + x.double() + (0 if delta is None else delta.double())
     for pdl in (False, True):
         out, added = x.clone(), residual.clone()
-        add_rms_norm(out, out, added, weight, EPS, delta, pdl=pdl)
+        add_rms_norm(BlockEnd(out, out, added, weight, EPS, delta), pdl=pdl)
         torch.testing.assert_close(added.double(), total, rtol=torch.finfo(dtype).eps, atol=1e-5)
         check_close(out, expected_norm(added, weight))
 
@@ -65,7 +66,7 @@ def test_add_rms_norm_over_x(delta_dtype: torch.dtype | None, dtype: torch.dtype
 def test_add_rms_norm_of_partial_sums(splits: int) -> None:
     x, residual = torch.randn(splits, 4, 70, device=DEVICE), normal(4, 70, dtype=torch.float16)
     weight, out, added = normal(70, dtype=torch.float16), torch.empty_like(residual), residual.clone()
-    add_rms_norm(out, x, added, weight, EPS)
+    add_rms_norm(BlockEnd(out, x, added, weight, EPS))
     torch.testing.assert_close(added.double(), residual.double() + x.double().sum(0), rtol=1e-3, atol=1e-5)
     check_close(out, expected_norm(added, weight))
 
@@ -78,7 +79,7 @@ def check_norm_behind_a_block(shape: tuple[int, int], dtype: torch.dtype, splits
     expected = residual.double() + expected_norm(total, behind)
     for pdl in (False, True):
         out, added = torch.empty_like(residual), residual.clone()
-        add_rms_norm(out, x, added, weight, EPS, delta, behind, pdl=pdl)
+        add_rms_norm(BlockEnd(out, x, added, weight, EPS, delta, behind), pdl=pdl)
         tolerance = GPU_TOLERANCES[dtype]
         torch.testing.assert_close(added.double(), expected, rtol=tolerance, atol=2 * tolerance)
         check_close(out, expected_norm(added, weight))

@@ -6,6 +6,7 @@ import sys
 import torch
 
 from peer_ranks import EPS, Case, inputs_of
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 
@@ -16,7 +17,7 @@ def main() -> int:
     memory = PeerMemory.of_pieces(pieces, 0, 2, case.width, case.dtype, 2)
     own = inputs_of(case, 0, "cuda")
     out = torch.empty_like(own.residual)
-    all_reduce_add_rms_norm(out, own.x, own.residual, own.weight, EPS, None, None, memory, max_looks=1000)
+    all_reduce_add_rms_norm(BlockEnd(out, own.x, own.residual, own.weight, EPS), memory, max_looks=1000)
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import BlockEnd
 
 _MAX_PROGRAMS = 4
 
@@ -26,6 +26,6 @@ class InterpretedNorm(TorchCollectives):
     def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
         """Larger steps take the three kernels, as they do on GPUs."""
         if self._memory.holds(end.residual):
-            all_reduce_add_rms_norm(*end, self._memory)
+            all_reduce_add_rms_norm(end, self._memory)
         else:
             super().add_rms_norm(end, pdl=pdl)

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from group_rank import joined
+from punica_kernels.block_end import BlockEnd
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.fused_norm import FusedNorm
 from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import BlockEnd
 
 _WIDTH, _MAX_ROWS, _SPLITS, _EPS = 4096, 64, 2, 1e-5
 #: Of the steps' graphs, in the order in which they are replayed: more and fewer rows take turns.

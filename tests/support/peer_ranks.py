@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 from triton_interpreter import fast_interpreter
@@ -108,7 +109,8 @@ class Exchange:
     def __call__(self) -> None:
         own = self._inputs
         weights = (own.weight, EPS, own.delta, own.added_weight)
-        all_reduce_add_rms_norm(self.out, own.x, self.residual, *weights, self._memory, max_looks=_MAX_LOOKS)
+        end = BlockEnd(self.out, own.x, self.residual, *weights)
+        all_reduce_add_rms_norm(end, self._memory, max_looks=_MAX_LOOKS)
 
     def restart(self) -> None:
         """Makes it do the same once more."""

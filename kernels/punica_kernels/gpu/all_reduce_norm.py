@@ -24,8 +24,8 @@ not come at all ends the wait after `max_looks` with an assertion, which ends th
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.norm import normed, row_config
 from punica_kernels.gpu.partial_sums import load_sum
 from punica_kernels.peer_memory import PeerMemory
@@ -36,43 +36,33 @@ MAX_LOOKS = 1 << 30
 OPTIONS = {"debug": True, "sanitize_overflow": False, "maxnreg": 128}
 
 
-def all_reduce_add_rms_norm(
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    delta: Tensor | None,
-    added_weight: Tensor | None,
-    memory: PeerMemory,
-    max_looks: int = MAX_LOOKS,
-) -> None:
-    """`punica_kernels.norm.add_rms_norm` of the sum of x + delta over all ranks.
+def all_reduce_add_rms_norm(end: BlockEnd, memory: PeerMemory, max_looks: int = MAX_LOOKS) -> None:
+    """The end of a block whose x + delta is summed over all ranks.
 
     Each rank's x + delta is added in float32 and rounded to residual's dtype, as it travels; the sum over ranks is made
     in float32 in the order of ranks, so it has the same bits on all of them. All ranks must call it, with equal shapes.
     """
-    num_rows, width = out.shape
+    num_rows, width = end.out.shape
     if num_rows == 0:
         return
     all_reduce_add_rms_norm_kernel[(min(num_rows, memory.max_programs),)](
-        out,
-        x,
-        residual,
-        delta,
-        weight,
-        added_weight,
-        eps,
+        end.out,
+        end.x,
+        end.residual,
+        end.delta,
+        end.weight,
+        end.added_weight,
+        end.eps,
         memory.addresses,
         memory.turns,
-        out.stride(0),
-        x.stride(-2),
-        x.stride(0),
-        residual.stride(0),
-        delta.stride(0) if delta is not None else 0,
+        end.out.stride(0),
+        end.x.stride(-2),
+        end.x.stride(0),
+        end.residual.stride(0),
+        end.delta.stride(0) if end.delta is not None else 0,
         num_rows,
         max_looks,
-        SPLIT_K=x.shape[0] if x.dim() == 3 else 1,
+        SPLIT_K=end.x.shape[0] if end.x.dim() == 3 else 1,
         RANK=memory.rank,
         SIZE=memory.size,
         LANES=triton.next_power_of_2(memory.size),

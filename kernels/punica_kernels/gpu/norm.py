@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.gpu.partial_sums import load_sum
 from punica_kernels.gpu.pdl import await_predecessors, pdl_options, start_dependents
 
@@ -13,19 +14,9 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, pdl: bool = 
     _launch(out, x, None, None, weight, None, eps, pdl)
 
 
-def add_rms_norm(
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    delta: Tensor | None = None,
-    added_weight: Tensor | None = None,
-    *,
-    pdl: bool = False,
-) -> None:
-    """residual += x + delta, maybe normed, then out = rms_norm(residual), in one launch. x may be split-K sums."""
-    _launch(out, x, residual, delta, weight, added_weight, eps, pdl)
+def add_rms_norm(end: BlockEnd, *, pdl: bool = False) -> None:
+    """The end of a block, in one launch."""
+    _launch(end.out, end.x, end.residual, end.delta, end.weight, end.added_weight, end.eps, pdl)
 
 
 def _launch(

@@ -1,32 +1,15 @@
 """The exchanges between the ranks of a tensor-parallel group, as the model and the sampler use them."""
 
 from abc import ABC, abstractmethod
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.norm import add_rms_norm
 from punica_kernels.partial_sums import sum_parts
 from punica_serve.base_model.rank import SINGLE, Rank
-
-
-class BlockEnd(NamedTuple):
-    """The end of a layer's block: the arguments of `punica_kernels.norm.add_rms_norm`, in their order."""
-
-    #: [num_rows, width], overwritten.
-    out: Tensor
-    #: This rank's rows [num_rows, width], or their split-K sums [splits, num_rows, width].
-    x: Tensor
-    #: [num_rows, width], changed in place.
-    residual: Tensor
-    #: [width], of the norm of the sum.
-    weight: Tensor
-    eps: float
-    #: [num_rows, width]: this rank's part of what LoRA adds.
-    delta: Tensor | None = None
-    #: [width], of the norm of what is added.
-    added_weight: Tensor | None = None
 
 
 class Collectives(ABC):
@@ -60,7 +43,7 @@ class Collectives(ABC):
         part = self.empty(end.residual.shape, end.residual.dtype, end.residual.device)
         sum_parts(part, end.x, end.delta, pdl=pdl)
         # An exchange is no kernel of ours, so there is none to depend on.
-        add_rms_norm(*end._replace(x=self.all_reduce(part), delta=None), pdl=False)
+        add_rms_norm(end._replace(x=self.all_reduce(part), delta=None), pdl=False)
 
 
 class SingleRank(Collectives):
@@ -78,7 +61,7 @@ class SingleRank(Collectives):
         return tensor[None]
 
     def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
-        add_rms_norm(*end, pdl=pdl)
+        add_rms_norm(end, pdl=pdl)
 
 
 SINGLE_RANK: Final[Collectives] = SingleRank()

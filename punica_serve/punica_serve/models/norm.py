@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.norm import rms_norm
-from punica_serve.models.collectives import SINGLE_RANK, BlockEnd, Collectives
+from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.models.linear import Projected
 
 

@@ -99,7 +99,8 @@ class _Recorder:
         def call(*args: Any, **flags: bool) -> Any:
             place = "" if self._stream == "main" else f" on {self._stream}"
             shape = f" {args[1].shape[1]} -> {args[1].shape[0]}" if name == "linear" else ""
-            delta = " + delta" if name in _DELTA_PLACE and args[_DELTA_PLACE[name]] is not None else ""
+            fields = args[0] if name == "add_rms_norm" else args
+            delta = " + delta" if name in _DELTA_PLACE and fields[_DELTA_PLACE[name]] is not None else ""
             set_flags = "".join(f" {flag}" for flag in sorted(flags) if flags[flag])
             self.launches.append(f"{name}{shape}{place}{delta}{set_flags}")
             return operator(*args, **flags)
@@ -107,7 +108,7 @@ class _Recorder:
         return call
 
 
-#: The place of the delta among an operator's arguments.
+#: The place of the delta among an operator's arguments, or the fields of its one.
 _DELTA_PLACE = {"add_rms_norm": 5, "sum_parts": 2, "rotary_append": 8, "silu_and_mul": 2, "gelu_and_mul": 2}
 
 

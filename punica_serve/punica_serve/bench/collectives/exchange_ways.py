@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
 from punica_serve.engine.ranks.exchange_choice import WAYS as SUMS
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, LayerWay, Way
@@ -17,7 +18,6 @@ from punica_serve.engine.ranks.mapped_memory import map_memory
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
-from punica_serve.models.collectives import BlockEnd
 
 #: Adds up the ranks' tensors once, without a wait for the host.
 Exchange = Callable[[], object]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from punica_kernels.activation import silu_and_mul
 from punica_kernels.bench.timing import launched_us
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.norm import add_rms_norm, rms_norm
 from punica_kernels.rotary import rotary_append, rotary_tables
 from punica_kernels.sampled_tokens import fill_sampled
@@ -88,7 +89,7 @@ def _add_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Operator:
     out, plain_residual = torch.empty_like(x), residual.clone()
 
     def fused() -> Tensor:
-        add_rms_norm(out, x, residual, weight, EPS)
+        add_rms_norm(BlockEnd(out, x, residual, weight, EPS))
         return out
 
     return Operator("add_rms_norm", fused, lambda: unfused.add_rms_norm(x, plain_residual, weight, EPS))

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
+from punica_kernels.block_end import BlockEnd
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice, LayerWay
 from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.fused_norm import FusedNorm
 from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.symmetric_sums import SymmetricSums
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import BlockEnd, Collectives
+from punica_serve.models.collectives import Collectives
 
 
 class ChosenCollectives(Collectives):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.norm import rms_norm
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
@@ -12,7 +13,6 @@ from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
-from punica_serve.models.collectives import BlockEnd
 
 #: A sum takes microseconds. One that has not ended by then waits for a rank that never comes.
 _TIMEOUT_S = 30.0

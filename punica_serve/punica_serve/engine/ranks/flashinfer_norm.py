@@ -10,11 +10,11 @@ check, and who watches the group ends it as a whole. They take launches that do 
 
 import torch
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.partial_sums import sum_parts
 from punica_serve.engine.ranks.flashinfer_module import has_whole_warps
 from punica_serve.engine.ranks.mapped_memory import mappings
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import BlockEnd
 
 #: Mappings that FlashInfer makes for a workspace: rows, flags, and rows that say themselves that they have come.
 _NUM_MAPPINGS = 3

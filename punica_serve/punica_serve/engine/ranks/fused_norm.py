@@ -2,10 +2,10 @@
 
 import torch
 
+from punica_kernels.block_end import BlockEnd
 from punica_kernels.peer_memory import PeerMemory, piece_bytes
 from punica_serve.engine.ranks.mapped_memory import map_memory
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import BlockEnd
 
 
 class FusedNorm:
@@ -44,4 +44,4 @@ class FusedNorm:
         """See ``LayerExchange``. It never starts early, whatever ``pdl`` is."""
         from punica_kernels.gpu.all_reduce_norm import all_reduce_add_rms_norm
 
-        all_reduce_add_rms_norm(*end, self._memory)
+        all_reduce_add_rms_norm(end, self._memory)

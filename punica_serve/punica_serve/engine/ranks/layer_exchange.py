@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from punica_serve.models.collectives import BlockEnd
+from punica_kernels.block_end import BlockEnd
 
 
 class LayerExchange(Protocol):

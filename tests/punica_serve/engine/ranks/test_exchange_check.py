@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from punica_kernels.block_end import BlockEnd
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks import exchange_check
 from punica_serve.engine.ranks.chosen_collectives import ChosenCollectives
@@ -15,7 +16,7 @@ from punica_serve.engine.ranks.exchange_check import check_exchanges, find_fault
 from punica_serve.engine.ranks.exchange_choice import ExchangeChoice
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.errors import ConfigError
-from punica_serve.models.collectives import BlockEnd, Collectives
+from punica_serve.models.collectives import Collectives
 from thread_ranks import run_ranks
 
 _CPU = torch.device("cpu")

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from punica_kernels.block_end import BlockEnd
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.cuda.flashinfer_compiler import CompileJob
 from punica_serve.engine.ranks import exchange_check, flashinfer_start
 from punica_serve.engine.ranks.flashinfer_norm import FlashInferNorm
 from punica_serve.engine.ranks.flashinfer_start import open_flashinfer
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
-from punica_serve.models.collectives import BlockEnd, Collectives
+from punica_serve.models.collectives import Collectives
 from thread_ranks import run_ranks
 from tiny_config import tiny_config
 
