@@ -63,15 +63,17 @@ def serve(
     collectives: Collectives = SINGLE_RANK,
     *,
     device: str = "cpu",
+    requests: Sequence[Request] | None = None,
     **settings: Any,
 ) -> Answers:
-    """Answers of a rank's engine to all requests together, once the adapters are there."""
+    """Answers of a rank's engine to all requests together, by default the mixed ones, once the adapters are there."""
     defaults = {"dtype": "float32", "page_size": 4, "num_kv_pages": 64, "num_lora_pages": 16}
     config = EngineConfig(model=model, prefill_budget_tokens=8, lora_vocabulary=True, **{**defaults, **settings})
     engine = Engine(config, device, collectives=collectives)
     try:
         _load(engine, refs)
-        requests = mixed_requests(refs, read_model_config(model).vocab_size)
+        if requests is None:
+            requests = mixed_requests(refs, read_model_config(model).vocab_size)
         for request in requests:
             engine.add(request)
         answers: Answers = {request.request_id: [] for request in requests}

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mixed_batch import Answers, assert_same, serve, write_adapters
+from punica_serve.adapters.folder import read_adapter
+from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.architectures import ARCHITECTURES
 from punica_serve.base_model.config_json import read_model_config
-from punica_serve.protocol import AdapterRef
+from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from thread_ranks import run_ranks
 
 #: No multiple of the ranks, nor of the blocks in which tokens are divided.
@@ -51,6 +54,31 @@ def test_so_do_two_that_divide_a(served: Served) -> None:
 @pytest.mark.parametrize("divide_lora_from", [None, 16])
 def test_four_ranks_say_what_one_says(served: Served, divide_lora_from: int | None) -> None:
     check(served, 4, divide_lora_from=divide_lora_from)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("divide_lora_from", [None, 1])
+def test_each_module_alone_has_its_update_of_the_highest_rank(
+    served: Served, tmp_path: Path, size: int, divide_lora_from: int | None
+) -> None:
+    """The head's too; some are activated by the last token of the prompt."""
+    model = read_model_config(served.model)
+    requests = []
+    for number, module in enumerate(model.spec.lora_shapes):
+        folder = write_random_adapter(tmp_path / module, model, rank=256, seed=number, target_modules=(module,))
+        ref = read_adapter(folder, model)
+        if number % 2 and module != "embed_tokens":
+            ref = msgspec.structs.replace(ref, invocation=(number,))
+        params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2, temperature=float(number % 2), seed=number)
+        requests.append(Request(module, number, (90, 7, 31, number), params, ref))
+    refs = [request.adapter for request in requests if request.adapter]
+    settings: dict[str, Any] = {"requests": requests, "num_lora_pages": 256, "max_lora_rank": 256}
+    expected = serve(served.model, refs, **settings)
+    assert len({tuple(token for token, _ in answer) for answer in expected.values()}) > len(refs) / 2
+    settings["divide_lora_from"] = divide_lora_from
+    for answers in run_ranks(size, lambda rank: serve(served.model, refs, rank, **settings)):
+        assert_same(answers, expected)
 
 
 def test_all_sizes_of_a_group_have_the_same_dummy_weights(make_model: Callable[..., Path]) -> None:
