@@ -29,6 +29,13 @@ _MIN_POINTS = 2
 ArrivalPopulation = Literal["distinct", "uniform", "skewed", "identical", "maf_like"]
 
 
+class LongPrompts(ConfigModel):
+    """Some of the requests, drawn at random, have prompts of this length instead."""
+
+    share: Annotated[float, Field(strict=True, gt=0, le=1)]
+    tokens: PositiveInt
+
+
 class ArrivalsConfig(ConfigModel):
     """Requests over time: a Poisson process."""
 
@@ -41,6 +48,8 @@ class ArrivalsConfig(ConfigModel):
     earlier_turns: NonNegative = 0.0
     #: Longest prompt in tokens; longer ones keep only their end.
     longest_prompt: PositiveInt = 1024
+    #: None: all prompts are as `lengths` has them.
+    long_prompts: LongPrompts | None = None
     #: With `engine.prefix_caching`: the first tokens of a prompt, which all requests of its adapter share.
     shared_prefix_tokens: NonNegativeInt = 0
 
@@ -70,8 +79,9 @@ class ArrivalsConfig(ConfigModel):
 class SloConfig(ConfigModel):
     """The latencies that every request of a simulation is promised. By default nothing is promised."""
 
-    #: Seconds to the first token.
+    #: Seconds to the first token; and how many more for each 1,000 tokens of the prompt.
     first_token_s: PromisedSeconds | None = None
+    first_token_s_per_1000_tokens: NonNegative = 0.0
     #: Mean seconds from one token to the next.
     time_per_token_s: PromisedSeconds | None = None
     #: Instead of `time_per_token_s`: how many times as long as for a request of mean length and the same rank that is

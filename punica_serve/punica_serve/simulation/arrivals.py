@@ -52,6 +52,17 @@ def arrivals_of(
 
 
 def _lengths(config: ArrivalsConfig, count: int, seed: int) -> list[RequestLength]:
+    lengths, long = _usual_lengths(config, count, seed), config.long_prompts
+    if long is None:
+        return lengths
+    is_long = np.random.default_rng([seed, 1]).uniform(size=count) < long.share
+    return [
+        RequestLength(long.tokens, length.output) if each else length
+        for length, each in zip(lengths, is_long, strict=True)
+    ]
+
+
+def _usual_lengths(config: ArrivalsConfig, count: int, seed: int) -> list[RequestLength]:
     longest = config.longest_prompt
     if config.lengths == "alpaca":
         drawn = alpaca_like_lengths(count, seed)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from punica_serve.config.cluster import parse_config
-from punica_serve.config.simulation_section import ArrivalsConfig
+from punica_serve.config.simulation_section import ArrivalsConfig, LongPrompts
 from punica_serve.errors import ConfigError
 from punica_serve.simulation.arrivals import arrivals_of
 
@@ -114,3 +114,12 @@ def test_a_trace_lasts_as_long_as_the_rate_and_can_be_scaled(tmp_path: Path) -> 
     arrivals = arrivals_of(config, num_adapters=0, seed=1, trace=trace, rate_scale=0.1)
     assert max(arrivals.times_s) < 90 and arrivals.adapters == ()
     assert len(arrivals) == pytest.approx(150, rel=0.2)
+
+
+def test_a_share_of_the_prompts_is_long_and_the_others_are_as_without() -> None:
+    long = RAMP.model_copy(update={"long_prompts": LongPrompts(share=0.1, tokens=32_000)})
+    usual, mixed = (arrivals_of(config, num_adapters=8, seed=1) for config in (RAMP, long))
+    assert mixed.times_s == usual.times_s and mixed.adapters == usual.adapters
+    changed = [(old, new) for old, new in zip(usual.lengths, mixed.lengths, strict=True) if old != new]
+    assert len(changed) / len(usual) == pytest.approx(0.1, rel=0.2)
+    assert all(new == (32_000, old.output) for old, new in changed)

@@ -32,7 +32,7 @@ def _promising(config: ClusterConfig, ranks: tuple[int, ...] = (16,), **slo: Any
 
 def test_all_requests_get_the_promised_seconds(make_config: MakeConfig) -> None:
     config = _promising(make_config(), first_token_s=1.0, time_per_token_s=0.05)
-    arrivals = Arrivals((0.0, 1.0), (LENGTH, LENGTH), (0, 1))
+    arrivals = Arrivals((0.0, 1.0), (LENGTH, LENGTH), ())
     assert slos_for(config, arrivals, (), lambda rank: 1.0) == (Slo(1.0, 0.05),) * 2
 
 
@@ -45,6 +45,12 @@ def test_a_scaled_promise_is_one_for_each_rank(make_config: MakeConfig) -> None:
     assert {slo.first_token_s for slo in slos} == {2.0}
     base = Arrivals((0.0,), (LENGTH,), ())
     assert slos_for(config, base, (), lambda rank: 1.0 + rank) == (Slo(2.0, 1.5),)
+
+
+def test_a_longer_prompt_is_promised_a_later_first_token(make_config: MakeConfig) -> None:
+    config = _promising(make_config(), first_token_s=0.25, first_token_s_per_1000_tokens=0.5)
+    arrivals = Arrivals((0.0, 1.0), (RequestLength(500, 50), RequestLength(32_000, 50)), ())
+    assert slos_for(config, arrivals, (), lambda rank: 1.0) == (Slo(0.5), Slo(16.25))
 
 
 def test_an_unloaded_request_takes_the_profiles_time(make_config: MakeConfig) -> None:
