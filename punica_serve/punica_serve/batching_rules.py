@@ -66,11 +66,11 @@ def share_budget(
         if any(awaits(request, other) for other, _ in chosen):
             continue
         num_tokens = budget.longest(request.num_cached, min(request.num_uncached, num_left), allowance)
-        allowance -= budget.cost(request.num_cached, num_tokens)
-        num_left -= num_tokens
         chosen.append((request, num_tokens))
-        if not num_left or num_tokens < request.num_uncached or len(chosen) == max_prefills:
+        if num_tokens == num_left or num_tokens < request.num_uncached or len(chosen) == max_prefills:
             break
+        num_left -= num_tokens
+        allowance -= budget.cost(request.num_cached, num_tokens)
     return chosen
 
 

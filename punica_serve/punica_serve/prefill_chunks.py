@@ -8,6 +8,7 @@ less of the arithmetic rate, so its operations weigh more.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class ChunkCosts:
     #: (window, operations for each token of context) of layers with that window; None sees the whole context.
     attention: Sequence[tuple[int | None, float]]
 
-    def cost(self, start: int, num_tokens: int) -> float:
+    def cost(self, start: int, num_tokens: float) -> float:
         """The cost of tokens [start, start + num_tokens) of a prompt, in operations of dense products."""
         mean_context = start + num_tokens / 2
         context = sum(each * min(mean_context, window or mean_context) for window, each in self.attention)
@@ -59,7 +60,7 @@ class ChunkCosts:
 class PrefillBudget:
     """What the prefills of one step may take together."""
 
-    __slots__ = ("_costs", "allowance", "tokens")
+    __slots__ = ("_costs", "_starts", "allowance", "tokens")
 
     def __init__(self, tokens: int, costs: ChunkCosts | None = None) -> None:
         """Prompt tokens of a step. With ``costs``, chunks behind long contexts are shorter."""
@@ -67,20 +68,29 @@ class PrefillBudget:
         self._costs = costs
         #: The most that they may cost; 0 where nothing does.
         self.allowance = costs.allowance(tokens) if costs else 0.0
+        #: Where the chunks of a prompt begin that is prefilled alone, as far as anybody has asked.
+        self._starts = [0]
 
     def cost(self, start: int, num_tokens: int) -> float:
         """The cost of a chunk of so many tokens behind ``start`` others."""
         return self._costs.cost(start, num_tokens) if self._costs else 0.0
 
-    def equivalent_tokens(self, start: int, num_tokens: int) -> float:
-        """Tokens at a prompt's beginning that cost as much as a chunk of so many behind ``start`` others."""
-        if not start or self._costs is None:
-            return num_tokens
-        return num_tokens * self._costs.cost(start, num_tokens) / self._costs.cost(0, num_tokens)
+    def equivalent_tokens(self, start: int, num_tokens: int, num_chunks: int = 1) -> float:
+        """Tokens at a prompt's beginning that cost as much as a chunk behind ``start`` others: the mean of so many
+        chunks of about equal cost, which have ``num_tokens`` together.
+        """
+        chunk = num_tokens / num_chunks
+        if self._costs is None or (not start and num_chunks == 1):
+            return chunk
+        return chunk * self._costs.cost(start, num_tokens) / (num_chunks * self._costs.cost(0, chunk))
 
     def longest(self, start: int, num_tokens: int, allowance: float) -> int:
-        """The longest chunk from ``start`` on, ``num_tokens`` at most, that costs no more than the allowance."""
-        return self._costs.longest(start, num_tokens, allowance) if self._costs else num_tokens
+        """The longest chunk from ``start`` on, ``num_tokens`` at most, that costs no more than the allowance: the
+        budget's own, or what others have left of it.
+        """
+        if self._costs is None or (allowance == self.allowance and start <= REFERENCE_CONTEXT):
+            return num_tokens
+        return self._costs.longest(start, num_tokens, allowance)
 
     def num_steps(self, start: int, num_tokens: int) -> int:
         """Steps that so many tokens behind ``start`` others take as the only prefill: exact if one is enough, or if the
@@ -90,3 +100,29 @@ class PrefillBudget:
         if self._costs is None or start + (num_chunks - 1) * self.tokens <= REFERENCE_CONTEXT:
             return num_chunks
         return max(num_chunks, math.ceil(self._costs.cost(start, num_tokens) / self.allowance))
+
+    def num_cut(self, start: int, num_tokens: int) -> int:
+        """Chunks before the last one of so many tokens behind ``start`` others, as the only prefill."""
+        num_chunks = self._place(start + num_tokens - 1) - self._place(start)
+        return num_chunks if self.end_of(start, num_chunks) < start + num_tokens else num_chunks - 1
+
+    def end_of(self, start: int, num_chunks: int) -> int:
+        """Where the last of so many chunks ends that begin at ``start``, as the only prefill, none being cut short."""
+        place = self._place(start)
+        while place + num_chunks >= len(self._starts):
+            self._extend()
+        return start + self._starts[place + num_chunks] - self._starts[place]
+
+    def _place(self, position: int) -> int:
+        """The chunk in which a token stands."""
+        while self._starts[-1] <= position:
+            self._extend()
+        return bisect_right(self._starts, position) - 1
+
+    def _extend(self) -> None:
+        start = self._starts[-1]
+        self._starts.append(start + self.longest(start, self.tokens, self.allowance))
+
+
+#: Nothing is known of chunks: every prompt is one.
+WHOLE_PROMPTS = PrefillBudget(1 << 31)

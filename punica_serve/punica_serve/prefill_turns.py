@@ -5,7 +5,7 @@ is done after at most twice the steps that it would take first come, first serve
 a newer one, as where each fits one step or all are of one length, every turn is first come, first served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from punica_serve.prefill_chunks import PrefillBudget
@@ -31,6 +31,11 @@ class PrefillTurns:
         #: Another went before the oldest in the newest step that prefilled, so the next one is the oldest's.
         self._is_oldest_due = False
 
+    def copy(self) -> "PrefillTurns":
+        copied = PrefillTurns(self._budget)
+        copied._is_oldest_due = self._is_oldest_due
+        return copied
+
     def order(self, prefilling: Sequence[PrefillingT]) -> Sequence[PrefillingT]:
         """The requests that could prefill, by arrival, in the order in which the next step looks at them.
 
@@ -39,6 +44,10 @@ class PrefillTurns:
         if self._is_oldest_due or len(prefilling) < 2:
             return prefilling
         return sorted(prefilling, key=self._num_steps)
+
+    def shortest(self, prefilling: Iterable[PrefillingT]) -> PrefillingT:
+        """The one that needs the fewest steps; of those, which come by arrival, the oldest."""
+        return min(prefilling, key=self._num_steps)
 
     def take(self, prefilling: Sequence[PrefillingT], first: PrefillingT) -> None:
         """Counts a step that prefills ``first`` before all others that could prefill, which come by arrival."""

@@ -11,11 +11,12 @@ from punica_scheduler.own_placement import load_placement
 from punica_serve.config.placement_name import is_own
 from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.errors.invariants import require
+from punica_serve.performance.cluster_model import ClusterModel
 from punica_serve.performance.step_columns import StepTimeColumns
-from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import WHOLE_PROMPTS
 
 
-def scheduler_of(config: SchedulerConfig, incarnation: int, model: StepTimeModel | None = None) -> Scheduler:
+def scheduler_of(config: SchedulerConfig, incarnation: int, model: ClusterModel | None = None) -> Scheduler:
     """A scheduler as configured; ``incarnation`` is its start time, in nanoseconds.
 
     ``model`` is the performance model of its GPUs; placements by cost need one.
@@ -23,10 +24,10 @@ def scheduler_of(config: SchedulerConfig, incarnation: int, model: StepTimeModel
     return Scheduler(incarnation, settings_of(config, model))
 
 
-def _placement_of(config: SchedulerConfig, model: StepTimeModel | None) -> Placement:
+def _placement_of(config: SchedulerConfig, model: ClusterModel | None) -> Placement:
     if config.placement in PLACEMENTS:
         return PLACEMENTS[config.placement]()
-    costs = StepTimeColumns(model) if model is not None else None
+    costs = StepTimeColumns(model.step_times) if model is not None else None
     if is_own(config.placement):
         return load_placement(config.placement, costs)
     require(costs is not None, f"the placement {config.placement} got no performance model")
@@ -36,13 +37,14 @@ def _placement_of(config: SchedulerConfig, model: StepTimeModel | None) -> Place
     return ConsolidateSloPlacement(costs, config.slo_margin)
 
 
-def settings_of(config: SchedulerConfig, model: StepTimeModel | None = None) -> SchedulerSettings:
+def settings_of(config: SchedulerConfig, model: ClusterModel | None = None) -> SchedulerSettings:
     """The core's part of a config. Emptying a GPU is migration, so there is none without."""
     return SchedulerSettings(
         placement=_placement_of(config, model),
         queue=config.queue,
-        least_first_token_s=model.step_s(1, 0, 0) if model else 0.0,
-        least_time_per_token_s=model.step_s(0, 1, 1) if model else 0.0,
+        least_first_token_s=model.step_times.step_s(1, 0, 0) if model else 0.0,
+        least_time_per_token_s=model.step_times.step_s(0, 1, 1) if model else 0.0,
+        prefill_budget=model.prefill_budget if model else WHOLE_PROMPTS,
         migration=config.migration,
         max_queue=config.max_queue,
         queue_timeout_ns=_ns(config.queue_timeout_s),

@@ -36,8 +36,7 @@ from punica_serve.errors import ProtocolError, PunicaError
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import accept, listen
 from punica_serve.links.ssl_context import server_context
-from punica_serve.performance.cluster_model import cluster_model
-from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.performance.cluster_model import ClusterModel, cluster_model
 from punica_serve.process.logs import about, named
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.tracing import SpanSink, closing_spans, span_sink
@@ -126,7 +125,7 @@ class Server:
         event_log_folder: Path,
         on_advice: Callable[[ScaleAdvice], object] = _ignore,
         sink: SpanSink | None = None,
-        model: StepTimeModel | None = None,
+        model: ClusterModel | None = None,
     ) -> None:
         self._token = token
         self._event_log_path = event_log_folder / f"scheduler-events-{incarnation}.txt"
@@ -134,9 +133,10 @@ class Server:
         self._incarnation = incarnation
         #: From the monotonic clock to the time since 1970, as it was at the start.
         self._clock_offset_ns = incarnation - time.monotonic_ns()
-        self._model = model
+        step_times = model.step_times if model else None
+        self._profile = step_times.profile if step_times else None
         self._scheduler = scheduler_of(config, incarnation, model)
-        self._observer = ClusterObserver(self._scheduler, incarnation, model, self._warn_of_profile)
+        self._observer = ClusterObserver(self._scheduler, incarnation, step_times, self._warn_of_profile)
         self._spans = RequestSpans(sink, self._now_ns) if sink else None
         #: The newest link of each peer, by what the peer is called.
         self._links: dict[str, Channel] = {}
@@ -328,7 +328,7 @@ class Server:
                 self.apply(events.GpuLost(gpu_uuid))
                 self._forget_gpu(gpu_uuid)
             case GpuJoined(gpu):
-                check_gpu(gpu, self._model.profile if self._model else None)
+                check_gpu(gpu, self._profile)
                 log.info("GPU %s (%s) of runner %s joined", gpu.name, gpu.uuid, runner_id)
                 self._gpus[gpu.uuid], self._gpu_names[gpu.uuid] = channel, gpu.name
                 self.apply(events.GpuJoined(runner_id, gpu))

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from all_placements import ALL_PLACEMENTS, step_times
+from all_placements import ALL_PLACEMENTS, gpu_model
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.factory import scheduler_of, settings_of
 from punica_serve.config.scheduler_section import SchedulerConfig
@@ -15,7 +15,7 @@ def config(**values: Any) -> SchedulerConfig:
 @pytest.mark.parametrize("placement", ALL_PLACEMENTS)
 @pytest.mark.parametrize("queue", QUEUES)
 def test_every_policy_can_be_configured(placement: str, queue: str) -> None:
-    assert scheduler_of(config(placement=placement, queue=queue), 7, step_times()).snapshot(8).incarnation == 7
+    assert scheduler_of(config(placement=placement, queue=queue), 7, gpu_model()).snapshot(8).incarnation == 7
 
 
 def test_seconds_become_nanoseconds() -> None:
@@ -40,8 +40,9 @@ def test_the_state_is_audited_only_when_asked_for() -> None:
     assert settings_of(config(audit=True, audit_every=5)).audit_every == 5
 
 
-def test_the_least_latencies_are_those_of_an_idle_gpu() -> None:
-    settings = settings_of(config(), step_times())
+def test_latencies_and_chunks_are_those_of_the_gpus() -> None:
+    settings = settings_of(config(), gpu_model())
+    assert settings.prefill_budget.tokens == 512
     assert settings.least_first_token_s == pytest.approx(0.00374)
     assert settings.least_time_per_token_s == pytest.approx(0.00371, abs=2e-5)
     assert (settings_of(config()).least_first_token_s, settings_of(config()).least_time_per_token_s) == (0.0, 0.0)

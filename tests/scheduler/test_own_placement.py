@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from all_placements import step_times
+from all_placements import gpu_model
 from punica_scheduler.core.placement import Placement
 from punica_scheduler.factory import settings_of
 from punica_scheduler.own_placement import load_placement
@@ -25,7 +25,7 @@ def test_the_example_packs_up_to_half_a_batch_and_then_spreads(new_cluster: NewC
 
 def test_it_gets_the_costs_of_the_profile() -> None:
     assert isinstance(
-        _costs_of(settings_of(SchedulerConfig(placement=EXAMPLE), step_times()).placement), StepTimeColumns
+        _costs_of(settings_of(SchedulerConfig(placement=EXAMPLE), gpu_model()).placement), StepTimeColumns
     )
     assert _costs_of(settings_of(SchedulerConfig(placement=EXAMPLE)).placement) is None
 

@@ -6,18 +6,27 @@ from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
+from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
 from punica_serve.protocol import AdapterRef, AssignmentId, GpuInfo, Request, SamplingParams, Slo
 
 
 class PlacedRequests:
     """GPUs by UUID, each with room for 64 requests, pages of 4 tokens and adapters of q_proj."""
 
-    def __init__(self, uuids: str, *, batch: int = 64, kv_pages: int = 1024, lora_pages: int = 1024) -> None:
+    def __init__(
+        self,
+        uuids: str,
+        *,
+        batch: int = 64,
+        kv_pages: int = 1024,
+        lora_pages: int = 1024,
+        prefill_budget: PrefillBudget = WHOLE_PROMPTS,
+    ) -> None:
         self.index = GpuIndex()
         self.gpus: dict[str, GpuRecord] = {}
         self._numbers = count(1)
         for uuid in uuids:
-            gpu = GpuRecord(GpuInfo(uuid, "cpu", batch, 4, kv_pages, {"qkv": lora_pages}), "runner")
+            gpu = GpuRecord(GpuInfo(uuid, "cpu", batch, 4, kv_pages, {"qkv": lora_pages}), "runner", prefill_budget)
             self.gpus[uuid] = gpu
             self.index.add(gpu)
 

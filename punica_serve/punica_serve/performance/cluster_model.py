@@ -1,10 +1,14 @@
 """The performance model of a live cluster, from its config."""
 
+from typing import NamedTuple
+
 from punica_serve.base_model.config_json import read_model_config
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.profile import load_profile, shipped_profiles
 from punica_serve.performance.step_time import StepTimeModel
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import SIMULATED_DEVICE
 
 #: Placements that compare what a request would cost.
@@ -12,8 +16,16 @@ PLACEMENTS_BY_COST = frozenset({"rank_aware", "consolidate_slo"})
 _KEY = "scheduler.profile"
 
 
-def cluster_model(config: ClusterConfig) -> StepTimeModel | None:
-    """The model of `scheduler.profile`; None without one.
+class ClusterModel(NamedTuple):
+    """All GPUs of a cluster are alike."""
+
+    step_times: StepTimeModel
+    #: By which they chunk prompts.
+    prefill_budget: PrefillBudget
+
+
+def cluster_model(config: ClusterConfig) -> ClusterModel | None:
+    """The model of `scheduler.profile` and `engine`; None without a profile.
 
     Raises ConfigError if the placement needs one and there is none, for one of another model or data type,
     and for one with prefills in steps of their own unless all devices are simulated.
@@ -37,4 +49,4 @@ def cluster_model(config: ClusterConfig) -> StepTimeModel | None:
         raise ConfigError(message, param=_KEY)
     model = read_model_config(config.engine.model)
     profile.check_holds_for(model, config.engine.dtype_of(model), param=_KEY)
-    return StepTimeModel(profile)
+    return ClusterModel(StepTimeModel(profile), prefill_budget_of(model, config.engine.prefill_budget_tokens))

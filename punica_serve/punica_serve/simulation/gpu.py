@@ -46,8 +46,8 @@ class SimulatedGpu:
         self,
         info: GpuInfo,
         model: StepTimeModel,
-        *,
         prefill_budget: PrefillBudget,
+        *,
         vocab_size: int,
     ) -> None:
         self._info = info

@@ -66,9 +66,9 @@ def simulated_gpu_info(
 class SimulatedWorker:
     """Call ``apply`` between steps; ``begin_step`` and, when its time has passed, ``end_step``."""
 
-    def __init__(self, info: GpuInfo, model: StepTimeModel, *, prefill_budget: PrefillBudget, vocab_size: int) -> None:
+    def __init__(self, info: GpuInfo, model: StepTimeModel, prefill_budget: PrefillBudget, *, vocab_size: int) -> None:
         self._info = info
-        self._gpu = SimulatedGpu(info, model, prefill_budget=prefill_budget, vocab_size=vocab_size)
+        self._gpu = SimulatedGpu(info, model, prefill_budget, vocab_size=vocab_size)
         self._epoch = 0
         self._applied_seq = 0
         self._incarnation = 0

@@ -49,7 +49,7 @@ class ClusterState:
         self._settings = settings
         self._event_log = event_log
         self._num_assignments = 0
-        self.fleet = Fleet()
+        self.fleet = Fleet(settings.prefill_budget)
         #: By request id.
         self.requests: dict[str, RequestRecord] = {}
         self.adapters = Adapters(self.fleet)

@@ -8,6 +8,7 @@ decode, of those who wait for their prefills, and its own.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from punica_scheduler.core.decode_batch import DecodeBatch, decode_batch
 from punica_scheduler.core.gpu import GpuRecord
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_scheduler.core.placement import Placement
-from punica_scheduler.core.prefill_effects import PrefillStep, coming_prefills
+from punica_scheduler.core.prefill_effects import PrefillPause, coming_prefills, pause_within
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
 from punica_serve.performance.lora_load import NO_ADAPTER
@@ -54,7 +55,8 @@ class ConsolidateSloPlacement(Placement):
         for gpu in islice(columns.in_order(largest_first), 0 if _is_late(record, now_s) else MAX_ASKED):
             forecast = self._forecast(gpu, (record,), now_s)
             if forecast.slack_s < 0.0:
-                columns.refuse(gpu)
+                if record.num_tokens <= gpu.prefill_budget.tokens:  # not for what only a longer prompt would break
+                    columns.refuse(gpu)
             elif forecast.keeps_promises_of_newcomers:
                 packed.add(gpu)
                 yield gpu
@@ -72,14 +74,18 @@ class ConsolidateSloPlacement(Placement):
         factor = 1.0 + self.margin
         batch = _batch_with(gpu, newcomers)
         step_s = self.costs.step_s(0, *batch) * factor
-        slack_s = gpu.load_sums.slack.least_at_0(step_s) - now_s
+        slack = gpu.load_sums.slack
+        slack_s = slack.least_at_0(step_s) - now_s
         if slack_s < 0.0:
             return _Forecast(now_s, step_s, slack_s)
-        prefills = [
-            PrefillStep(records, ends_in_s * factor, pause_s * factor)
-            for records, ends_in_s, pause_s in coming_prefills(gpu, newcomers, batch, self.costs, now_s)
+        pauses = [
+            PrefillPause(records, ends_in_s * factor, pause_s * factor, *steps)
+            for records, ends_in_s, pause_s, *steps in coming_prefills(gpu, newcomers, batch, self.costs, now_s)
         ]
-        return _Forecast(now_s, step_s, slack_s - sum([prefill.pause_s for prefill in prefills]), prefills)
+        slack_s -= sum([pause.pause_s for pause in pauses])
+        if slack_s < 0.0:  # some may have their last tokens before the last pauses
+            slack_s = slack.least_after_pauses(step_s, partial(pause_within, pauses)) - now_s
+        return _Forecast(now_s, step_s, slack_s, pauses)
 
     def _least_pause_s(self, record: RequestRecord) -> float:
         """A new request holds up those who decode for no less than this."""
@@ -111,26 +117,35 @@ class _Forecast(NamedTuple):
     step_s: float
     #: The least slack that those who decode have left; negative where a promise breaks.
     slack_s: float
-    prefills: Sequence[PrefillStep] = ()
+    pauses: Sequence[PrefillPause] = ()
 
     @property
     def keeps_promises_of_newcomers(self) -> bool:
         """Whether those that have their prefills before them keep theirs."""
-        pauses_s = 0.0
-        for records, ends_in_s, pause_s in reversed(self.prefills):
-            if not all(self._holds(record, self.now_s + ends_in_s, pauses_s) for record in records):
+        later_s = 0.0
+        for place in reversed(range(len(self.pauses))):
+            pause = self.pauses[place]
+            if not all(self._holds(record, place, later_s) for record in pause.records):
                 return False
-            pauses_s += pause_s
+            later_s += pause.pause_s
         return True
 
-    def _holds(self, record: RequestRecord, first_s: float, pauses_s: float) -> bool:
-        """Whether a request that gets its next token at ``first_s`` keeps its promises.
+    def _holds(self, record: RequestRecord, place: int, later_s: float) -> bool:
+        """Whether a request that gets its next token at the end of this pause keeps its promises.
 
-        Its other tokens take a step each, and the pauses for later prefills.
+        Its other tokens take a step each, and the pauses for later prefills, ``later_s`` if it is there for them all.
         """
+        pause = self.pauses[place]
+        first_s = self.now_s + pause.ends_in_s
         first_due_s = record.first_token_due_s
         if first_due_s is not None and first_s > first_due_s:
             return False
         num_left = record.num_answer - record.num_generated - 1
         last_due_s = record.last_token_due_s(first_s)
-        return last_due_s is None or num_left <= 0 or first_s + num_left * self.step_s + pauses_s <= last_due_s
+        if last_due_s is None or num_left <= 0:
+            return True
+        spare_s = last_due_s - first_s - num_left * self.step_s
+        if spare_s >= later_s:
+            return True
+        num_decodes = pause.num_decodes_before + pause.num_decodes + num_left
+        return spare_s >= pause_within(self.pauses[place + 1 :], num_decodes)

@@ -13,13 +13,16 @@ from punica_scheduler.core.gpu_index import GpuIndex
 from punica_serve.errors import GpuNotFound, InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import UNLIMITED
+from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
 from punica_serve.protocol import GpuInfo, Limits
 
 
 class Fleet:
     """All GPUs, by UUID; those that take requests, in ``index``."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefill_budget: PrefillBudget = WHOLE_PROMPTS) -> None:
+        """``prefill_budget``: the one by which all GPUs chunk prompts."""
+        self._prefill_budget = prefill_budget
         self.gpus: dict[str, GpuRecord] = {}
         #: By name: a call may name thousands.
         self._named: dict[str, GpuRecord] = {}
@@ -39,7 +42,7 @@ class Fleet:
     def join(self, runner_id: str, info: GpuInfo, now_ns: int) -> None:
         """Adds a GPU that has not joined."""
         require(info.uuid not in self.gpus, f"{info.uuid} is there")
-        gpu = GpuRecord(info, runner_id, idle_since_ns=now_ns)
+        gpu = GpuRecord(info, runner_id, self._prefill_budget, idle_since_ns=now_ns)
         self.gpus[gpu.uuid] = self._named[info.name] = gpu
         self._count(self.capacities, gpu, 1)
         gpu.is_draining = self._is_drained(gpu)

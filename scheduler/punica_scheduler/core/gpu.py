@@ -12,6 +12,7 @@ from punica_scheduler.core.repeated_rows import RepeatedRows
 from punica_scheduler.core.request import RequestRecord
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
+from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
 from punica_serve.protocol import (
     AssignmentId,
     GpuDetails,
@@ -33,6 +34,8 @@ class GpuRecord:
 
     info: GpuInfo
     runner_id: str
+    #: By which its engine chunks prompts.
+    prefill_budget: PrefillBudget = WHOLE_PROMPTS
     #: Nothing new is placed here, and what is here moves away when it can.
     is_draining: bool = False
     #: Since when the working set is empty; meaningless while it is not.
@@ -68,7 +71,7 @@ class GpuRecord:
     #: Pages of the LoRA pool that those adapters leave, by group.
     free_lora_pages: dict[LoraGroup, int] = field(init=False)
     #: The costs of the working set, for placements that ask.
-    load_sums: GpuLoad = field(default_factory=GpuLoad)
+    load_sums: GpuLoad = field(init=False)
     resident: tuple[str, ...] = ()
     #: When a request last left each of these adapters without users.
     unused_since_ns: dict[str, int] = field(default_factory=dict)
@@ -86,6 +89,7 @@ class GpuRecord:
         self.uuid = self.info.uuid
         self.capacity = Capacity.of(self.info)
         self.page_rule = PageRule.of(self.info.page_size, self.info.window)
+        self.load_sums = GpuLoad(self.prefill_budget)
         self.kv_pages = PageAccount(self.info.num_kv_pages)
         self.free_lora_pages = dict(self.info.num_lora_pages)
         self._update_room()
@@ -277,6 +281,7 @@ class GpuRecord:
         self.num_steps = report.step
         if report.batch_size:
             self.step_s = report.duration_s
+        self.load_sums.prefills.stepped(report.step, report.num_prefill_tokens)
         if report.resident is not None:
             self.resident = report.resident
             resident = set(report.resident)

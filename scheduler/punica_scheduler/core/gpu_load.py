@@ -9,6 +9,7 @@ from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.slack import Slack
 from punica_serve.errors.invariants import require
 from punica_serve.performance.lora_load import LoraAccount
+from punica_serve.prefill_chunks import PrefillBudget
 
 
 class GpuLoad:
@@ -16,11 +17,12 @@ class GpuLoad:
 
     __slots__ = ("_promises", "lora", "prefills", "slack", "tightest_s")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: PrefillBudget) -> None:
+        """``budget``: the GPU's, by which prompts are chunked."""
         #: The adapters of all requests.
         self.lora = LoraAccount()
         #: Requests that have no token of this assignment yet.
-        self.prefills = PrefillQueue()
+        self.prefills = PrefillQueue(budget)
         #: The slack of requests that have one.
         self.slack = Slack()
         #: Promised times per token -> requests.
@@ -39,7 +41,7 @@ class GpuLoad:
 
     def begun(self, counter: int, now_ns: int) -> None:
         """The request is about to get the first token of this assignment."""
-        if record := self.prefills.remove(counter):
+        if record := self.prefills.begun(counter):
             self.slack.add(counter, record, now_ns / 1e9)
 
     def remove(self, counter: int, record: RequestRecord) -> None:
@@ -55,7 +57,7 @@ class GpuLoad:
 
     def check_invariants(self, working_set: Mapping[int, RequestRecord]) -> None:
         """AssertionError is a bug of ours."""
-        fresh, due = GpuLoad(), {}
+        fresh, due = GpuLoad(self.prefills.budget), {}
         for counter, record in working_set.items():
             fresh.add(counter, record, 0, 0)
             if record.num_generated == record.num_generated_at_start:

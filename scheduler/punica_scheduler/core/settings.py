@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from punica_scheduler.core.advice import ScaleRule
 from punica_scheduler.core.consolidation import ConsolidationRule
 from punica_scheduler.core.placement import Placement, PunicaPlacement
+from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class SchedulerSettings:
     #: prompt of one token, and between two tokens of one request alone. 0: not known.
     least_first_token_s: float = 0.0
     least_time_per_token_s: float = 0.0
+    #: By which all GPUs chunk prompts.
+    prefill_budget: PrefillBudget = WHOLE_PROMPTS
     consolidation: ConsolidationRule | None = None
     scale: ScaleRule = field(default_factory=ScaleRule)
     #: Check the state after every so manieth event; 0 is never.

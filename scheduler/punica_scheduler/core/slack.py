@@ -4,7 +4,7 @@ A request's slack is the time until its last token is due, less the steps that i
 long as predicted it stays the same; a pause for a prefill takes its length away from everyone.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import inf
 
 from punica_scheduler.core.request import RequestRecord
@@ -45,6 +45,13 @@ class Slack:
             self._least = min([due_s - end * step_s for due_s, end in self._ends.values()], default=inf)
             self._step_s = step_s
         return self._least + self._num_steps * step_s
+
+    def least_after_pauses(self, step_s: float, pause_within: Callable[[int], float]) -> float:
+        """The same, less what pauses take from each: ``pause_within`` has the seconds of those in so many steps."""
+        num_steps = self._num_steps
+        ends = self._ends.values()
+        left = [due_s - end * step_s - pause_within(max(1, end - num_steps)) for due_s, end in ends]
+        return min(left, default=inf) + num_steps * step_s
 
     def check_invariants(self, counters: Collection[int]) -> None:
         """``counters`` are those who have a token. AssertionError is a bug of ours."""

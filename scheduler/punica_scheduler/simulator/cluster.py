@@ -17,8 +17,7 @@ from punica_scheduler.simulator.recorder import Recorder
 from punica_scheduler.simulator.simulated_prompts import SimulatedPrompts
 from punica_scheduler.simulator.stream_audit import StreamAudit
 from punica_serve.errors.invariants import require
-from punica_serve.performance.step_time import StepTimeModel
-from punica_serve.prefill_chunks import PrefillBudget
+from punica_serve.performance.cluster_model import ClusterModel
 from punica_serve.protocol import (
     AdapterRef,
     AssignmentsFailed,
@@ -61,13 +60,12 @@ class SimulatedCluster:
         self,
         scheduler: Scheduler,
         runners: Mapping[str, Sequence[GpuInfo]],
-        model: StepTimeModel,
+        model: ClusterModel,
         arrivals: Arrivals,
         adapters: Sequence[AdapterRef],
         slos: Sequence[Slo],
         prompts: SimulatedPrompts,
         *,
-        prefill_budget: PrefillBudget,
         vocab_size: int,
         link_latency_s: float,
         interval_s: float,
@@ -75,10 +73,7 @@ class SimulatedCluster:
         self._scheduler = scheduler
         self._runners = runners
         infos = [info for infos in runners.values() for info in infos]
-        self._gpus = {
-            info.uuid: _Gpu(SimulatedWorker(info, model, prefill_budget=prefill_budget, vocab_size=vocab_size))
-            for info in infos
-        }
+        self._gpus = {info.uuid: _Gpu(SimulatedWorker(info, *model, vocab_size=vocab_size)) for info in infos}
         self.arrivals = arrivals
         self._adapters = adapters
         self.slos = slos

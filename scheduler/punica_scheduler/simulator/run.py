@@ -19,6 +19,7 @@ from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.scheduler_section import SchedulerConfig
 from punica_serve.config.simulation_section import SloConfig
 from punica_serve.errors import ConfigError
+from punica_serve.performance.cluster_model import ClusterModel
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.process.memory_tuning import tuned_gc
@@ -68,7 +69,8 @@ def simulate(
     adapters = tuple(dummy_adapters(config.dummy_adapters, model).values())
     # All join before the first request: nothing is to be waited for.
     step_times = StepTimeModel(load_profile(simulation.profile))
-    scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION, step_times)
+    gpu_model = ClusterModel(step_times, prefill_budget_of(model, config.engine.prefill_budget_tokens))
+    scheduler = scheduler_of(config.scheduler.model_copy(update={"settle_s": 0.0}), _INCARNATION, gpu_model)
     num_gpus = len(config.runner.workers)
     width = len(str(simulation.num_runners * num_gpus - 1))
     runners = {
@@ -82,12 +84,11 @@ def simulate(
     cluster = SimulatedCluster(
         scheduler,
         runners,
-        step_times,
+        gpu_model,
         arrivals,
         adapters,
         slos_of(config, arrivals, adapters),
         SimulatedPrompts(is_sharing=engine.prefix_caching, shared_prefix_tokens=shared_tokens),
-        prefill_budget=prefill_budget_of(model, config.engine.prefill_budget_tokens),
         vocab_size=model.vocab_size,
         link_latency_s=simulation.link_latency_ms / 1e3,
         interval_s=simulation.interval_s,

@@ -31,7 +31,8 @@ def test_a_placement_by_cost_refuses_to_start_without_a_profile(placement: str) 
 
 def test_the_profile_of_this_model_is_read() -> None:
     model = cluster_model(config(dtype="bfloat16", profile="h200-7b"))
-    assert model is not None and model.profile.device == "NVIDIA H200"
+    assert model is not None and model.step_times.profile.device == "NVIDIA H200"
+    assert (model.prefill_budget.tokens, model.prefill_budget.num_cut(0, 32_000)) == (512, 157)
 
 
 def test_the_profile_of_another_model_is_refused() -> None:
@@ -46,7 +47,7 @@ def test_the_profile_of_another_data_type_is_refused() -> None:
 
 def test_a_profile_with_prefills_beside_decodes_is_taken_for_any_device() -> None:
     model = cluster_model(config(dtype="bfloat16", profile="h200-7b"))
-    assert model is not None and model.profile.prefills == "beside"
+    assert model is not None and model.step_times.profile.prefills == "beside"
 
 
 @pytest.mark.parametrize("devices", [("cuda:0",), ("simulated", "cpu")])
@@ -58,4 +59,4 @@ def test_a_profile_with_prefills_apart_is_refused_by_name_for_real_devices(devic
 
 def test_a_profile_with_prefills_apart_is_taken_for_simulated_devices() -> None:
     model = cluster_model(config(dtype="float16", devices=("simulated", "simulated"), profile="a10-7b-padded"))
-    assert model is not None and model.profile.prefills == "apart"
+    assert model is not None and model.step_times.profile.prefills == "apart"

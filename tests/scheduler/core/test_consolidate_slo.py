@@ -6,10 +6,12 @@ import pytest
 
 from placed_requests import PlacedRequests
 from punica_scheduler.core.consolidate_slo import ConsolidateSloPlacement
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_columns import StepTimeColumns
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import Slo
+from punica_serve.shapes import shape_of
 
 #: A decode step takes 3.74 ms alone and 4.57 ms with 32 rows, both of 128 tokens.
 PROFILE = "h200-7b"
@@ -161,3 +163,41 @@ def test_a_request_whose_first_token_is_overdue_asks_no_gpu() -> None:
     num_asked = 0
     assert placed.order(counting, placed.request(slo=Slo(first_token_s=0.019))) == "BA"
     assert num_asked == 0
+
+
+#: As a Llama-2-7B chunks prompts. 32,000 tokens take 158 steps of 16.3 ms: 2.57 s.
+LONG, LLAMA = 32_000, prefill_budget_of(shape_of("llama-2-7b"), 512)
+
+
+def beside_long(uuids: str = "AB", slo: Slo | None = None) -> PlacedRequests:
+    """B has three requests that decode, and five more tokens each."""
+    placed = PlacedRequests(uuids, kv_pages=20_000, prefill_budget=LLAMA)
+    for _ in range(3):
+        placed.begin("B", placed.run("B", placed.request(max_tokens=6, slo=slo)))
+    return placed
+
+
+@pytest.mark.parametrize(("time_per_token_s", "order"), [(0.018, "BA"), (0.012, "AB")])
+def test_a_long_prompt_breaks_only_promises_that_its_chunks_break(time_per_token_s: float, order: str) -> None:
+    """Whoever decodes gets its last five tokens in steps of 17 ms, however long the prompt is."""
+    placed = beside_long(slo=Slo(time_per_token_s=time_per_token_s))
+    assert placed.order(placement(), placed.request(prompt=LONG)) == order
+
+
+@pytest.mark.parametrize(("first_token_s", "order"), [(0.025, "BA"), (0.010, "AB")])
+def test_a_short_prompt_has_its_turn_before_a_long_one_ends(first_token_s: float, order: str) -> None:
+    placed = beside_long()
+    placed.run("B", placed.request(prompt=LONG))
+    assert placed.order(placement(), placed.request(slo=Slo(first_token_s=first_token_s))) == order
+
+
+@pytest.mark.parametrize(("first_token_s", "order"), [(2.8, "BA"), (2.5, "AB")])
+def test_a_long_prompt_has_its_first_token_after_all_its_chunks(first_token_s: float, order: str) -> None:
+    placed = beside_long()
+    assert placed.order(placement(), placed.request(prompt=LONG, slo=Slo(first_token_s=first_token_s))) == order
+
+
+def test_what_a_long_prompt_would_break_does_not_close_the_gpu_to_short_ones() -> None:
+    placed = beside_long(slo=Slo(time_per_token_s=0.012))
+    assert placed.order(placement(), placed.request(prompt=LONG)) == "AB"
+    assert placed.order(placement(), placed.request()) == "BA"

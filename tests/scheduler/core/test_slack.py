@@ -32,6 +32,20 @@ def test_a_step_as_long_as_predicted_changes_nothing() -> None:
     assert slack.least_at_0(0.040) - 0.040 == pytest.approx(before_s)
 
 
+def test_pauses_take_from_each_what_falls_within_its_steps() -> None:
+    """A pause of 5 ms in each of the next 50 steps: 10 are left of one request, and all 100 of the other."""
+    placed, slack = PlacedRequests(""), Slack()
+    slack.add(1, placed.request(max_tokens=11, slo=SLO), 0.0)
+    left_s = slack.least_after_pauses(0.040, lambda num_steps: 0.005 * min(num_steps, 50))
+    assert left_s == pytest.approx(10 * 0.010 - 10 * 0.005)
+    slack.add(2, placed.request(max_tokens=101, slo=SLO), 0.0)
+    assert slack.least_after_pauses(0.049, lambda num_steps: 0.005 * min(num_steps, 50)) == pytest.approx(-0.15)
+    for _ in range(20):
+        slack.stepped()
+    left_s = slack.least_after_pauses(0.040, lambda num_steps: 0.005 * num_steps) - 20 * 0.040
+    assert left_s == pytest.approx(10 * 0.010 - 0.005), "one that goes on past its end loses a step"
+
+
 def test_an_answer_of_one_token_has_no_pace_to_keep() -> None:
     slack = Slack()
     slack.add(1, PlacedRequests("").request(max_tokens=1, slo=SLO), 0.0)
