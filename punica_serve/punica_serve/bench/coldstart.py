@@ -1,7 +1,7 @@
 """The wait of a request whose adapter is not on the device, and its effect on other requests.
 
 All places of the batch but one decode, each with its own adapter. A stream of requests arrives, one after the other,
-each with an adapter that is only in host memory, or only on disk: packed by an earlier load, or not yet. For
+each with an adapter that is only in host memory, or only in files: packed by an earlier load, or not yet. For
 comparison, another stream uses adapters that are all on the device. The two alternate in their order from round to
 round. The device has room for all warm adapters and a few cold ones, which are evicted for the next.
 """
@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.coldstart_stream import ColdstartSettings, StreamTimes, run_stream
 from punica_serve.bench.driver import preload
-from punica_serve.bench.page_cache import cached_share, read_once
+from punica_serve.bench.page_cache import cached_share, forget, read_once
 from punica_serve.bench.random_adapters import (
     adapter_files,
     fill_host_cache,
@@ -50,7 +50,7 @@ class CachedShares:
 
     #: As the files were found before each cold stream.
     found: list[float] = field(default_factory=list)
-    #: After they were read once more, just before the stream.
+    #: After they were read once more, or taken out of it, just before the stream.
     at_start: list[float] = field(default_factory=list)
 
     def fill(self, adapters: Sequence[AdapterRef], open_packed: OpenPacked) -> None:
@@ -59,10 +59,22 @@ class CachedShares:
             with open_packed(ref) as descriptor:
                 found = cached_share(descriptor)
                 read_once(descriptor)
-                at_start = cached_share(descriptor)
-            if found is not None and at_start is not None:
-                self.found.append(found)
-                self.at_start.append(at_start)
+                self._note(found, cached_share(descriptor))
+
+    def empty(self, adapters: Sequence[AdapterRef], open_packed: OpenPacked) -> None:
+        """Takes the files of a stream out of the page cache. Raises ConfigError if they may still be there."""
+        for ref in adapters:
+            with open_packed(ref) as descriptor:
+                found = cached_share(descriptor)
+                if not forget(descriptor):
+                    message = "the page cache can't be shown to lack packed files; name a `--folder` on a disk"
+                    raise ConfigError(message, param="folder")
+                self._note(found, cached_share(descriptor))
+
+    def _note(self, found: float | None, at_start: float | None) -> None:
+        if found is not None and at_start is not None:
+            self.found.append(found)
+            self.at_start.append(at_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,9 @@ class ColdstartMeasured:
 
 
 def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> ColdstartMeasured:
-    """Raises RequestFailed if a request fails, or if the warm ones end before the stream does."""
+    """Raises RequestFailed if a request fails, or if the warm ones end before the stream does, and ConfigError if
+    packed files can't be taken out of the page cache.
+    """
     # Adapters of the requests that decode all the time, and of the warm stream.
     num_warm = settings.batch_size - 1 + settings.num_arrivals
     num_cold = _PILOT_ARRIVALS + settings.num_rounds * settings.num_arrivals
@@ -100,7 +114,7 @@ def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> Co
                 refs += write_folders(
                     folder, subject.model, num_cold, settings.rank, subject.device, lambda: progress.advance(task)
                 )
-            if settings.source == "packed":
+            if settings.has_packed_files:
                 task = progress.add_task("packing", total=num_cold)
                 pack_to_disk(refs[num_host:], cache, subject.model, subject.dtype, lambda: progress.advance(task))
             if settings.source != "host":
@@ -144,6 +158,8 @@ def _run_rounds(
                 preload(engine, [*beside, *resident])
             elif settings.source == "packed":
                 measured.cached.fill(adapters, open_packed)
+            elif settings.source == "disk":
+                measured.cached.empty(adapters, open_packed)
             check_place(engine, adapters, is_cold=is_cold)
             times = measured.cold if is_cold else measured.warm
             run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")

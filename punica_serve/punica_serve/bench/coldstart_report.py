@@ -35,7 +35,8 @@ _COLUMNS = (
 
 _COLD: dict[Source, str] = {
     "host": "cold, in host memory",
-    "packed": "cold, packed on the disk",
+    "packed": "cold, packed, in the page cache",
+    "disk": "cold, packed on the disk",
     "files": "cold, in files",
 }
 _STRETCH = "p99 between tokens, cold / warm"

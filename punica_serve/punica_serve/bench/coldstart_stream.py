@@ -24,7 +24,8 @@ _PROMPT_SEED = 7
 #: Steps in which all warm requests decode before the stream begins.
 _SETTLING_STEPS = 10
 
-Source = Literal["host", "packed", "files"]
+#: packed: packed files in the page cache. disk: the same, which the page cache lacks.
+Source = Literal["host", "packed", "disk", "files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class ColdstartSettings:
     mode: ColdStart = "layerwise"
     #: Folder for temporary adapter files; None means the system's.
     folder: Path | None = None
+
+    @property
+    def has_packed_files(self) -> bool:
+        """Whether cold adapters are in packed files."""
+        return self.source in ("packed", "disk")
 
 
 @dataclass(slots=True)

@@ -14,12 +14,13 @@ from punica_serve.bench.coldstart import ColdstartMeasured, run
 from punica_serve.bench.coldstart_report import make_report
 from punica_serve.bench.coldstart_stream import ColdstartSettings, Source
 from punica_serve.bench.driver import preload
+from punica_serve.bench.page_cache import forget
 from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
-from punica_serve.errors import RequestFailed
+from punica_serve.errors import ConfigError, RequestFailed
 from punica_serve.protocol import AdapterRef
 
 SETTINGS = ColdstartSettings(
@@ -33,10 +34,18 @@ def subject(tiny_llama: Path) -> Subject:
     return Subject.of(config, "cpu")
 
 
-@pytest.fixture(scope="module", params=["host", "packed", "files"])
-def source(request: pytest.FixtureRequest) -> Source:
+@pytest.fixture(scope="module", params=["host", "packed", "disk", "files"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
     chosen: Source = request.param
+    if chosen == "disk" and not _can_be_forgotten(tmp_path_factory.mktemp("disk") / "file"):
+        pytest.skip("temporary files are not on a disk")
     return chosen
+
+
+def _can_be_forgotten(path: Path) -> bool:
+    path.write_bytes(bytes(1 << 16))
+    with path.open("rb") as file:
+        return forget(file.fileno())
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +123,21 @@ def test_it_says_where_the_time_of_first_tokens_went(
     num_gaps = sum(int(row["num_gaps"] or 0) for row in tables["phases"])
     assert num_gaps == len(measured.cold.gaps) and 0 < len(tables["longest_gaps"]) <= num_gaps
     assert all(token.trace is not None for token in measured.cold.first_tokens)
-    assert ("chunks" in tables) == (source == "packed")
+    assert ("chunks" in tables) == (source in ("packed", "disk"))
     assert [row["stream"] for row in tables["host"]] == ["all warm", "cold"]
     assert len(measured.cold.hosts) == SETTINGS.num_rounds
-    if source == "packed":
+    if source in ("packed", "disk"):
         (chunks,) = tables["chunks"]
         # A request that waited for its place may have had its adapter read to host memory before.
         assert 0 < int(chunks["num_loads"] or 0) <= SETTINGS.num_rounds * SETTINGS.num_arrivals
+        assert report.facts["packed files in the page cache, % as streams begin"] == (100 if source == "packed" else 0)
+    if source == "packed":
         assert chunks["direct_share"] == 0
-        assert report.facts["packed files in the page cache, % as streams begin"] == 100
+
+
+def test_files_that_the_page_cache_keeps_are_not_called_on_the_disk(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coldstart, "forget", lambda _: False)
+    with pytest.raises(ConfigError, match="can't be shown to lack packed files; name a `--folder` on a disk"):
+        run(subject, replace(SETTINGS, source="disk"), Progress(disable=True))

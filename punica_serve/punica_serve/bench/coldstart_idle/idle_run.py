@@ -29,6 +29,8 @@ from punica_serve.store.packed_folder import PackedCache
 
 T = TypeVar("T", bound=str)
 
+#: Where cold adapters may be. Packed files were just written, so the page cache has them.
+_SOURCES: tuple[Source, ...] = ("host", "packed", "files")
 #: Adapters of each rank for a stream that is not counted.
 _NUM_PILOTS = 2
 #: Adapters that the device has room for beside the warm ones.
@@ -40,7 +42,7 @@ class IdleSettings:
     """The benchmark's options."""
 
     modes: tuple[ColdStart, ...] = get_args(ColdStart)
-    sources: tuple[Source, ...] = get_args(Source)
+    sources: tuple[Source, ...] = _SOURCES
     ranks: tuple[int, ...] = (16, 64)
     #: Tokens of each prompt.
     prompts: tuple[int, ...] = (20, 128)
@@ -91,7 +93,7 @@ def parse_modes(names: str | None) -> tuple[ColdStart, ...]:
 
 def parse_sources(names: str | None) -> tuple[Source, ...]:
     """Parses places of adapters, as ``parse_modes`` does modes."""
-    return _chosen(get_args(Source), names, "place", "from")
+    return _chosen(_SOURCES, names, "place", "from")
 
 
 def _chosen(known: tuple[T, ...], names: str | None, what: str, param: str) -> tuple[T, ...]:

@@ -28,6 +28,12 @@ _GAP_HELP = (
 )
 
 
+_FROM_HELP = (
+    "Where cold adapters are: in host memory, in packed files that the page cache has (packed) or lacks (disk), or in"
+    " folders that were never read (files)."
+)
+
+
 class _Mode(StrEnum):
     WAIT = "wait"
     LAYERWISE = "layerwise"
@@ -38,6 +44,7 @@ class _Mode(StrEnum):
 class _Source(StrEnum):
     HOST = "host"
     PACKED = "packed"
+    DISK = "disk"
     FILES = "files"
 
 
@@ -45,7 +52,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
-    source: Annotated[_Source, typer.Option("--from", help="Where cold adapters are.")] = _Source.HOST,
+    source: Annotated[_Source, typer.Option("--from", help=_FROM_HELP)] = _Source.HOST,
     arrivals: Annotated[int, typer.Option(min=1, max=10_000, help="Requests of the stream, in each round.")] = 32,
     gap_ms: Annotated[float, typer.Option(min=1, max=60_000, help=_GAP_HELP)] = 100.0,
     rounds: Annotated[int, typer.Option(min=1, max=1_000, help="Rounds of a cold and a warm stream, in turn.")] = 4,
