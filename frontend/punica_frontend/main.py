@@ -35,8 +35,8 @@ from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
 from punica_serve.process.tracing import closing_spans, span_sink
 from punica_serve.registry.checked_adapters import CheckedAdapters
-from punica_serve.registry.shared import shared_adapters
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.config_adapters import shared_adapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
 

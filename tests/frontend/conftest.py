@@ -45,7 +45,7 @@ from punica_serve.registry.database import Database
 from punica_serve.registry.names import SHARED_TENANT
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
 from scripted_scheduler import ScriptedScheduler

@@ -180,7 +180,7 @@ async def test_an_end_does_not_wait_until_all_adapters_are_read(
     def is_reading() -> bool:
         return any(thread.name.startswith("adapter-reader") for thread in threading.enumerate())
 
-    monkeypatch.setattr("punica_serve.registry.shared.read_adapter", read_adapter)
+    monkeypatch.setattr("punica_serve.registry.config_adapters.read_adapter", read_adapter)
     adapters = {f"a{number}": Path("/nowhere") for number in range(2_000)}
     many = config.model_copy(update={"adapters": adapters})
     serving = asyncio.create_task(start(many, scheduler_url="ws://127.0.0.1:1", port=0))

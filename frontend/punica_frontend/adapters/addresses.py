@@ -48,7 +48,7 @@ async def loadable(registry: Registry, caller: Caller, name: str) -> AdapterVers
     """Returns the adapter of this name. Raises as ``usable``, and AdapterRejected for one of another base model."""
     adapter = await usable(registry, caller, name)
     try:
-        registry.snapshot.check_served(adapter)
+        registry.snapshot.shared.check_served(adapter)
     except AdapterRejected as error:
         error.param = "name"
         raise

@@ -51,7 +51,7 @@ class InputProcessor:
             return None
         try:
             adapter = await self._registry.adapter(caller.tenant_id, lora_id, is_admin=caller.is_admin)
-            self._registry.snapshot.check_served(adapter)
+            self._registry.snapshot.shared.check_served(adapter)
             return adapter
         except AdapterRejected as error:
             raise AdapterRejected(f"`lora_id`: {error.message}", param="lora_id") from None

@@ -23,7 +23,7 @@ from punica_serve.links.backoff import Backoff
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 
 #: Most registries open within this time; until then clients wait, as they do during the rest of the start.
 PATIENCE_S = 1.0

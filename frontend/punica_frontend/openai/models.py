@@ -30,7 +30,7 @@ def models_router(generator: Generator, registry: Registry, cards: CardMaker) ->
         caller = caller_of(request)
         snapshot = registry.snapshot
         usable = snapshot.adapters(caller.tenant_id, is_admin=caller.is_admin)
-        adapters = filter(snapshot.serves, usable)
+        adapters = filter(snapshot.shared.serves, usable)
         return json_of(ModelList([cards.of_base(), *cards_of(adapters, caller)]))
 
     @router.get("/v1/models/{model:path}", summary="One model", response_class=Response, responses=_ONE)

@@ -42,7 +42,8 @@ def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
         page, has_more = page_of(adapters, limit, after)
         where = await residencies(client, {adapter.ref.digest for adapter in page})
         cards = [
-            placed(adapter, caller, where[adapter.ref.digest], served=snapshot.serves(adapter)) for adapter in page
+            placed(adapter, caller, where[adapter.ref.digest], served=snapshot.shared.serves(adapter))
+            for adapter in page
         ]
         return json_of(AdapterList(cards, has_more))
 
@@ -59,7 +60,7 @@ def adapters_router(registry: Registry, client: SchedulerClient) -> APIRouter:
         with suppress(RegistryUnavailable):  # the snapshot has the served version
             versions = await registry.versions(adapter.tenant_id, adapter.name)
         where = await residency(client, adapter.ref.digest)
-        served = registry.snapshot.serves(adapter)
+        served = registry.snapshot.shared.serves(adapter)
         return json_of(detail_of(adapter, caller, where, versions or (adapter,), served=served))
 
     return router

@@ -51,7 +51,7 @@ async def _set_pinned(
     caller = caller_of(request)
     adapter = await changeable(registry, caller, name)
     adapter = await registry.set_pinned(adapter.tenant_id, adapter.name, pinned, by=caller.name)
-    if served := registry.snapshot.serves(adapter):
+    if served := registry.snapshot.shared.serves(adapter):
         with suppress(ClusterUnavailable):  # the reconciler sends it to the cluster later
             await client.prefetch(adapter.ref, pin=pinned)
     return json_of(placed(adapter, caller, await residency(client, adapter.ref.digest), served=served))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from punica_serve.base_model.model_config import ModelConfig
     from punica_serve.config.cluster import ClusterConfig
     from punica_serve.config.engine_section import EngineConfig
-    from punica_serve.registry.snapshot import SharedAdapters
+    from punica_serve.registry.shared_adapters import SharedAdapters
 
 EXIT_ADAPTER_REFUSED = 1
 #: Enough of a digest to tell adapters apart by eye.
@@ -97,7 +97,7 @@ def _check_file(file: Path, gpu: str | None) -> None:
     from rich.console import Console
 
     from punica_serve.config.cluster import load_config
-    from punica_serve.registry.shared import shared_adapters
+    from punica_serve.registry.config_adapters import shared_adapters
 
     config = load_config(file)
     model = check_config(config)

@@ -32,8 +32,8 @@ from punica_serve.offline.llm_arguments import (
     naming,
 )
 from punica_serve.protocol import AdapterRef, FinishReason, Request, SamplingParams, TokenLogprobs
+from punica_serve.registry.config_adapters import shared_adapters
 from punica_serve.registry.names import DEFAULT_TENANT, MAX_SHOWN_CHARS
-from punica_serve.registry.shared import shared_adapters
 from punica_serve.registry.snapshot import RegistrySnapshot
 from punica_serve.text.generated_text import GeneratedText
 from punica_serve.text.tokenizer import Tokenizer

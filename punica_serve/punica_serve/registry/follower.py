@@ -7,7 +7,8 @@ from punica_serve.errors import RegistryUnavailable
 from punica_serve.links.backoff import Backoff
 from punica_serve.registry.database import Database
 from punica_serve.registry.reading import next_snapshot
-from punica_serve.registry.snapshot import RegistrySnapshot, SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
+from punica_serve.registry.snapshot import RegistrySnapshot
 
 #: Polling interval: how late a change by another frontend is noticed.
 POLL_S = 0.2

@@ -8,7 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from punica_serve.protocol import AdapterRef, Slo, TenantQuota
 from punica_serve.registry.names import is_adapter_name
 from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, ServedBase, Tenant
-from punica_serve.registry.snapshot import Changes, RegistrySnapshot
+from punica_serve.registry.snapshot import RegistrySnapshot
+from punica_serve.registry.snapshot_changes import Changes
 from punica_serve.registry.tables import adapters, counter, grants, keys, tenants
 
 AnyRow = Row[tuple[Any, ...]]

@@ -20,7 +20,8 @@ from punica_serve.registry.migrate import migrate
 from punica_serve.registry.names import full_name, is_tenant_id
 from punica_serve.registry.reading import versions_of
 from punica_serve.registry.records import AdapterVersion, ApiKey, AuditEntry, Grant, Role, Tenant, UnusedFiles, Usage
-from punica_serve.registry.snapshot import RegistrySnapshot, SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
+from punica_serve.registry.snapshot import RegistrySnapshot
 from punica_serve.registry.tenant_changes import Terms
 
 #: The author of file claims that no user asked for.

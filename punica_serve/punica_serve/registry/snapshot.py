@@ -5,13 +5,11 @@ adapters costs only what changes.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TypeVar
 
-from punica_serve.base_model.base_name import is_other_base
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.names import (
@@ -22,41 +20,9 @@ from punica_serve.registry.names import (
     no_such_tenant,
     tenant_is_gone,
 )
-from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, ServedBase, Tenant
-
-T = TypeVar("T")
-
-#: (owner's id, name)
-_AdapterKey = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class SharedAdapters:
-    """A service's own: its base model, the adapters of its config file, and why some are not served. Not in the
-    database.
-    """
-
-    versions: Mapping[str, AdapterVersion] = field(default_factory=dict)
-    rejected: Mapping[str, AdapterRejected] = field(default_factory=dict)
-    #: None in a process that serves nothing.
-    base: ServedBase | None = None
-    #: With ``strict_base``: the base model's own name, which the configuration of each adapter must have.
-    strict_name: str | None = None
-
-    def has(self, tenant_id: str, name: str) -> bool:
-        return tenant_id == SHARED_TENANT and (name in self.versions or name in self.rejected)
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Changes since an earlier revision: each record, and whether it still exists."""
-
-    revision: int
-    tenants: tuple[tuple[Tenant, bool], ...] = ()
-    adapters: tuple[tuple[AdapterVersion, bool], ...] = ()
-    #: Key digest, key, and whether it still exists.
-    keys: tuple[tuple[str, ApiKey, bool], ...] = ()
-    grants: tuple[tuple[Grant, bool], ...] = ()
+from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
+from punica_serve.registry.shared_adapters import SharedAdapters
+from punica_serve.registry.snapshot_changes import AdapterKey, Changes
 
 
 @dataclass(frozen=True)
@@ -68,27 +34,22 @@ class RegistrySnapshot:
     """
 
     revision: int = 0
-    shared: SharedAdapters = SharedAdapters()
+    shared: SharedAdapters = field(default_factory=SharedAdapters)
     #: By id, like all mappings below.
     _tenants: Mapping[str, Tenant] = field(default_factory=dict)
-    _adapters: Mapping[_AdapterKey, AdapterVersion] = field(default_factory=dict)
+    _adapters: Mapping[AdapterKey, AdapterVersion] = field(default_factory=dict)
     _keys: Mapping[str, ApiKey] = field(default_factory=dict)
     _grants: frozenset[Grant] = frozenset()
 
     def after(self, changes: Changes) -> "RegistrySnapshot":
         """The snapshot with the changes applied. Applying some of them again changes nothing."""
-        tenants = _updated(
-            self._tenants, ((tenant.tenant_id, tenant, is_there) for tenant, is_there in changes.tenants)
-        )
-        gone = {grant for grant, is_there in changes.grants if not is_there}
-        granted = {grant for grant, is_there in changes.grants if is_there}
         return replace(
             self,
             revision=changes.revision,
-            _tenants=tenants,
-            _adapters=_newest(self._adapters, changes.adapters),
-            _keys=_updated(self._keys, changes.keys),
-            _grants=(self._grants - gone) | granted if changes.grants else self._grants,
+            _tenants=changes.tenants_after(self._tenants),
+            _adapters=changes.adapters_after(self._adapters),
+            _keys=changes.keys_after(self._keys),
+            _grants=changes.grants_after(self._grants),
         )
 
     # -- adapters
@@ -113,38 +74,6 @@ class RegistrySnapshot:
                 param="lora_id",
             )
         return found
-
-    def serves(self, adapter: AdapterVersion) -> bool:
-        """Whether the adapter fits this service's base model, as far as is known: another service's may be listed."""
-        return self._has_shape(adapter) and self._has_name(adapter)
-
-    def check_served(self, adapter: AdapterVersion) -> None:
-        """Raises AdapterRejected for an adapter of another service's base model, with both models' names."""
-        if not self._has_shape(adapter):
-            assert self.shared.base and adapter.registered_for
-            ours, theirs = self.shared.base.name, adapter.registered_for.name
-            raise AdapterRejected(
-                f"adapter {adapter.full_name!r} was registered for the base model {theirs!r}, and this service's is"
-                f" {ours!r}, of another shape; ask the service of {theirs!r}, or register an adapter of {ours!r} here",
-                param="lora_id",
-            )
-        if not self._has_name(adapter):
-            raise AdapterRejected(
-                f"the `base_model_name_or_path` of adapter {adapter.full_name!r} is {adapter.base_model!r}, and this"
-                f" service's base model is {self.shared.strict_name!r}; ask a service of the adapter's base model, or"
-                " unset `strict_base`",
-                param="lora_id",
-            )
-
-    def _has_shape(self, adapter: AdapterVersion) -> bool:
-        """Whether it was registered for a base model of this shape, or nobody knows for which."""
-        base, others = self.shared.base, adapter.registered_for
-        return base is None or others is None or others.shape == base.shape
-
-    def _has_name(self, adapter: AdapterVersion) -> bool:
-        """Whether it names this base model, where it must. Those of the config file were checked as they were read."""
-        name = self.shared.strict_name
-        return name is None or adapter.tenant_id == SHARED_TENANT or not is_other_base(adapter.base_model, name)
 
     def adapters(self, caller_id: str, *, is_admin: bool = False) -> tuple[AdapterVersion, ...]:
         """All adapters that the caller may use: the config file's first, then by full name."""
@@ -173,7 +102,7 @@ class RegistrySnapshot:
 
     def pinned(self) -> tuple[AdapterVersion, ...]:
         """Those of this service's base model."""
-        return tuple(adapter for adapter in self._adapters.values() if adapter.pinned and self.serves(adapter))
+        return tuple(adapter for adapter in self._adapters.values() if adapter.pinned and self.shared.serves(adapter))
 
     def digests(self) -> frozenset[str]:
         """Digests of all served adapters."""
@@ -275,7 +204,7 @@ class RegistrySnapshot:
         return {tenant.name: tenant.tenant_id for tenant in self._tenants.values()}
 
     @cached_property
-    def _sorted_adapters(self) -> list[tuple[_AdapterKey, AdapterVersion]]:
+    def _sorted_adapters(self) -> list[tuple[AdapterKey, AdapterVersion]]:
         """All adapters by full name."""
         return sorted(self._adapters.items(), key=lambda item: (item[1].tenant, item[1].name))
 
@@ -304,30 +233,3 @@ class RegistrySnapshot:
 def digest_of(secret: str) -> str:
     """The stored digest of a key. Secrets are 256 random bits, which can't be guessed, so one round is enough."""
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
-
-
-def _updated(before: Mapping[str, T], changes: Iterable[tuple[str, T, bool]]) -> Mapping[str, T]:
-    after = dict(before)
-    for key, record, is_there in changes:
-        if is_there:
-            after[key] = record
-        else:
-            after.pop(key, None)
-    return after
-
-
-def _newest(
-    before: Mapping[_AdapterKey, AdapterVersion], changes: Iterable[tuple[AdapterVersion, bool]]
-) -> Mapping[_AdapterKey, AdapterVersion]:
-    """Adds a version if it is newer than the known one. The end of the newest version removes the adapter."""
-    after = dict(before)
-    for version, is_there in changes:
-        key = (version.tenant_id, version.name)
-        current = after.get(key)
-        if current and version.version < current.version:
-            continue
-        if is_there:
-            after[key] = version
-        else:
-            after.pop(key, None)
-    return after

@@ -31,7 +31,7 @@ from punica_serve.config.store_section import StoreConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import TenantQuota
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from punica_serve.store.adapter_store import AdapterStore
 from punica_serve.store.sources import Sources
 from punica_serve.store.upload import Uploads

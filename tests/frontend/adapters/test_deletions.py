@@ -13,7 +13,7 @@ from punica_serve.protocol import AdapterRef, AdapterResidency
 from punica_serve.registry.database import Database
 from punica_serve.registry.records import AdapterVersion
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 
 
 def config_files(name: str, content: str) -> SharedAdapters:

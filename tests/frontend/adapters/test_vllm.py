@@ -8,7 +8,7 @@ from punica_frontend.adapters.vllm_answers import uri_of
 from punica_serve.errors import Conflict
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.records import AdapterVersion
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 
 REF = AdapterRef("d1", "/adapters/roman", 100, {"q_proj": 8})
 

@@ -25,7 +25,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.process.run import Drain
 from punica_serve.protocol import Deliveries, Ending
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from scripted_scheduler import ScriptedScheduler
 from waits import DEADLINE_S, until
 

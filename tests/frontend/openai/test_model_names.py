@@ -13,7 +13,7 @@ from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.names import SHARED_TENANT
 from punica_serve.registry.records import AdapterVersion
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from waits import DEADLINE_S
 
 CHAT = [{"role": "user", "content": "4"}]

@@ -14,7 +14,7 @@ from punica_serve.config.registry_section import sqlite_url
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.records import ServedBase
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from punica_serve.errors import (
 from punica_serve.registry.names import check_text
 from punica_serve.registry.records import AdapterVersion, ServedBase
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from registries import NO_QUOTA, Clock, OpenRegistry, ref_of
 
 pytestmark = pytest.mark.anyio
@@ -314,11 +314,11 @@ async def test_an_adapter_of_another_services_base_model_is_refused_with_both_na
     await large.set_pinned("default", "ours", True, by="me")
     snapshot = await large.refresh()
     assert [adapter.name for adapter in snapshot.adapters("default")] == ["ours", "theirs"], "both can be managed"
-    assert (snapshot.serves(ours), snapshot.serves(theirs)) == (True, False)
+    assert (snapshot.shared.serves(ours), snapshot.shared.serves(theirs)) == (True, False)
     assert [adapter.name for adapter in snapshot.pinned()] == ["ours"]
     with pytest.raises(AdapterRejected, match="registered for the base model 'small', and this service's is 'large'"):
-        snapshot.check_served(theirs)
-    small.snapshot.check_served(theirs)
+        snapshot.shared.check_served(theirs)
+    small.snapshot.shared.check_served(theirs)
 
 
 async def test_an_adapter_of_an_unknown_base_model_is_served_until_it_is_registered_again(
@@ -328,7 +328,7 @@ async def test_an_adapter_of_an_unknown_base_model_is_served_until_it_is_registe
     old = await open_registry()
     large = await open_registry(shared=SharedAdapters(base=ServedBase("large", "its shape")))
     version = await old.register("default", "x", ref_of("a"), by="me")
-    assert version.registered_for is None and (await large.refresh()).serves(version)
+    assert version.registered_for is None and (await large.refresh()).shared.serves(version)
     again = await large.register("default", "x", ref_of("a"), by="me")
     assert (again.version, again.registered_for) == (1, ServedBase("large", "its shape"))
 
@@ -339,7 +339,7 @@ async def test_a_base_model_of_another_name_and_the_same_shape_has_the_same_adap
     one = await open_registry(shared=SharedAdapters(base=ServedBase("v1", "shape")))
     other = await open_registry(shared=SharedAdapters(base=ServedBase("v2", "shape")))
     version = await one.register("default", "x", ref_of("a"), by="me")
-    assert (await other.refresh()).serves(version)
+    assert (await other.refresh()).shared.serves(version)
 
 
 @pytest.mark.parametrize(("named", "is_served"), [("hub/llama-instruct", True), ("hub/llama", False), (None, False)])
@@ -352,7 +352,7 @@ async def test_a_strict_service_serves_what_names_its_base_model_alone(
     instruct = await open_registry(shared=strict)
     version = await base.register("default", "x", ref_of("a"), by="me", base_model=named)
     snapshot = await instruct.refresh()
-    assert snapshot.serves(version) == is_served and base.snapshot.serves(version)
+    assert snapshot.shared.serves(version) == is_served and base.snapshot.shared.serves(version)
     if not is_served:
         with pytest.raises(AdapterRejected, match=r"`base_model_name_or_path` of adapter .* and this service's base"):
-            snapshot.check_served(version)
+            snapshot.shared.check_served(version)

@@ -15,7 +15,7 @@ from punica_serve.cli.up.given_adapters import check_given_adapters
 from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.checked_adapters import CHECKED_ENV, CheckedAdapter, CheckedAdapters
-from punica_serve.registry.shared import shared_adapters
+from punica_serve.registry.config_adapters import shared_adapters
 
 #: A digest that no reading of files finds.
 _TOLD = "f" * 64

@@ -8,7 +8,7 @@ from punica_serve.errors import Conflict
 from punica_serve.registry.files import CLAIM_S, KEEP_S
 from punica_serve.registry.records import UnusedFiles
 from punica_serve.registry.registry import Registry
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from registries import NO_QUOTA, Clock, OpenRegistry, ref_of, shared_version
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,9 @@ import pytest
 from punica_serve.errors import AdapterNotFound, AdapterRejected, InvalidRequest
 from punica_serve.protocol import AdapterRef, TenantQuota
 from punica_serve.registry.records import AdapterVersion, ApiKey, Grant, Tenant
-from punica_serve.registry.snapshot import Changes, RegistrySnapshot, SharedAdapters, digest_of
+from punica_serve.registry.shared_adapters import SharedAdapters
+from punica_serve.registry.snapshot import RegistrySnapshot, digest_of
+from punica_serve.registry.snapshot_changes import Changes
 
 
 def adapter(tenant: str, name: str, version: int = 1, *, pinned: bool = False) -> AdapterVersion:

@@ -8,7 +8,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import AdapterRejected, ConfigError, InvalidRequest, StoreUnavailable
 from punica_serve.registry.checked_adapters import CheckedAdapter, CheckedAdapters, files_state
-from punica_serve.registry.shared import read_shared, shape_of
+from punica_serve.registry.config_adapters import read_shared, shape_of
 
 
 def check_given_adapters(config: ClusterConfig, model: ModelConfig) -> CheckedAdapters:

@@ -14,7 +14,7 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig, parse_config
-from punica_serve.registry.shared import served_base, shared_adapters
+from punica_serve.registry.config_adapters import served_base, shared_adapters
 from tiny_config import tiny_config
 
 

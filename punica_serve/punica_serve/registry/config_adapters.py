@@ -17,7 +17,7 @@ from punica_serve.protocol import AdapterRef
 from punica_serve.registry.checked_adapters import CheckedAdapters
 from punica_serve.registry.names import SHARED_TENANT, check_adapter_name
 from punica_serve.registry.records import AdapterVersion, ServedBase
-from punica_serve.registry.snapshot import SharedAdapters
+from punica_serve.registry.shared_adapters import SharedAdapters
 from punica_serve.store.validator import read_chat_template
 
 #: Adapters that are checked at once.
