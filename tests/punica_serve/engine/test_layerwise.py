@@ -225,7 +225,7 @@ def test_a_copy_that_fails_takes_only_its_own_requests_along(
     assert run_requests(engine, cold) == (resident(cold), [])
 
 
-def test_a_copy_that_fails_under_a_step_alone_fails_itscold_request(
+def test_a_copy_that_fails_under_a_step_alone_fails_its_cold_request(
     make: Callable[..., Engine], refs: list[AdapterRef], hold_copies: Callable[[Before], None]
 ) -> None:
     def fail(group: int) -> None:
