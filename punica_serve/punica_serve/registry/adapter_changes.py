@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, insert, select, update
 
-from punica_serve.errors import AdapterLimitReached, AdapterNotFound, Conflict, Forbidden, InvalidRequest
-from punica_serve.numbers import counted
+from punica_serve.errors import AdapterNotFound, Conflict, InvalidRequest
 from punica_serve.protocol import AdapterRef
+from punica_serve.registry.adapter_limits import check_room
 from punica_serve.registry.change import Change, upsert
 from punica_serve.registry.files import end_use, use_files
 from punica_serve.registry.names import (
@@ -20,7 +20,7 @@ from punica_serve.registry.names import (
     is_adapter_name,
 )
 from punica_serve.registry.reading import AnyRow, adapter_of, tenant_of, with_tenant
-from punica_serve.registry.records import AdapterVersion, Grant, ServedBase, Tenant
+from punica_serve.registry.records import AdapterVersion, Grant, ServedBase
 from punica_serve.registry.tables import adapters, grants, tenants
 from punica_serve.registry.tenant_changes import live_owner, live_tenant
 
@@ -49,18 +49,10 @@ async def register(
     current = adapter_of(last) if last and last.is_live else None
     if current and must_be_new:
         raise Conflict(f"an adapter named {name!r} exists already; delete it, or choose another name", param="name")
-    about = {
-        "uri": ref.uri,
-        "scalings": list(ref.scalings),
-        "invocation": list(ref.invocation),
-        "source_uri": source_uri,
-        "base_model": base_model,
-        "chat_template": chat_template,
-        **_base_columns(registered_for),
-    }
+    description = _description(ref, source_uri, base_model, chat_template, registered_for)
     if current and current.ref.digest == ref.digest:
-        return await _describe(change, current, about)
-    await _check_room(change, owner, ref.num_bytes, current)
+        return await _describe(change, current, description)
+    await check_room(change, owner, ref.num_bytes, current)
     await use_files(change, ref.digest)
     await _end(change, [current] if current else [])
     version = (last.version if last else 0) + 1
@@ -76,7 +68,7 @@ async def register(
         "is_live": True,
         "revision": change.revision,
     }
-    await change.connection.execute(insert(adapters).values(**row, **about))
+    await change.connection.execute(insert(adapters).values(**row, **description))
     await _prune(change, tenant_id, name, version)
     await change.log("adapter.register", tenant_id, name, version=version, digest=ref.digest, source_uri=source_uri)
     return await _current(change, tenant_id, name)
@@ -158,26 +150,36 @@ async def _current(change: Change, tenant_id: str, name: str) -> AdapterVersion:
     return adapter_of(row)
 
 
-async def _describe(change: Change, current: AdapterVersion, about: dict[str, Any]) -> AdapterVersion:
+async def _describe(change: Change, current: AdapterVersion, description: dict[str, Any]) -> AdapterVersion:
     """Updates an adapter's description, when the same bytes are registered again."""
-    known = {
-        "uri": current.ref.uri,
-        "scalings": list(current.ref.scalings),
-        "invocation": list(current.ref.invocation),
-        "source_uri": current.source_uri,
-        "base_model": current.base_model,
-        "chat_template": current.chat_template,
-        **_base_columns(current.registered_for),
-    }
-    if about == known:
+    known = _description(
+        current.ref, current.source_uri, current.base_model, current.chat_template, current.registered_for
+    )
+    if description == known:
         return current
-    await _update(change, current, about)
-    await change.log("adapter.describe", current.tenant_id, current.name, source_uri=about["source_uri"])
+    await _update(change, current, description)
+    await change.log("adapter.describe", current.tenant_id, current.name, source_uri=description["source_uri"])
     return await _current(change, current.tenant_id, current.name)
 
 
-def _base_columns(base: ServedBase | None) -> dict[str, str | None]:
-    return {"base_name": base.name if base else None, "base_shape": base.shape if base else None}
+def _description(
+    ref: AdapterRef,
+    source_uri: str | None,
+    base_model: str | None,
+    chat_template: str | None,
+    registered_for: ServedBase | None,
+) -> dict[str, Any]:
+    """The columns that may change while the bytes stay the same."""
+    return {
+        "uri": ref.uri,
+        "scalings": list(ref.scalings),
+        "invocation": list(ref.invocation),
+        "source_uri": source_uri,
+        "base_model": base_model,
+        "chat_template": chat_template,
+        "base_name": registered_for.name if registered_for else None,
+        "base_shape": registered_for.shape if registered_for else None,
+    }
 
 
 async def _update(change: Change, current: AdapterVersion, values: dict[str, Any]) -> None:
@@ -196,47 +198,6 @@ async def _end(change: Change, versions: Sequence[AdapterVersion]) -> None:
     for version in versions:
         await _update(change, version, {"is_live": False})
         await end_use(change, version.ref.digest)
-
-
-async def _check_room(change: Change, owner: Tenant, num_bytes: int, replaced: AdapterVersion | None) -> None:
-    """Raises AdapterLimitReached. No other registration runs meanwhile, so the limits hold exactly."""
-    _check_can_fit(owner, num_bytes)
-    mine = select(func.count(), func.coalesce(func.sum(adapters.c.num_bytes), 0)).where(
-        adapters.c.tenant_id == owner.tenant_id, adapters.c.is_live
-    )
-    count, total_bytes = (await change.connection.execute(mine)).one()
-    total_bytes += num_bytes - (replaced.ref.num_bytes if replaced else 0)
-    if owner.max_adapters is not None and replaced is None and count >= owner.max_adapters:
-        most = counted(owner.max_adapters, "adapter")
-        raise AdapterLimitReached(
-            f"tenant {owner.name!r} may have {most} (`max_adapters`) and has {count}; delete one first, or ask an"
-            " administrator for more",
-            param="name",
-        )
-    max_bytes = owner.max_adapter_bytes
-    if max_bytes is not None and total_bytes > max_bytes:
-        raise AdapterLimitReached(
-            f"the adapters of tenant {owner.name!r} may have {max_bytes} bytes together (`max_adapter_bytes`), and"
-            f" would have {total_bytes}; delete some first, or ask an administrator for more",
-            param="name",
-        )
-
-
-def _check_can_fit(owner: Tenant, num_bytes: int) -> None:
-    """Raises Forbidden if the tenant may have no adapters, and InvalidRequest if this one alone exceeds its limit."""
-    for quota, limit in (("max_adapters", owner.max_adapters), ("max_adapter_bytes", owner.max_adapter_bytes)):
-        if limit == 0:
-            raise Forbidden(
-                f"tenant {owner.name!r} may register no adapters: its quota `{quota}` is 0; ask an administrator",
-                param="name",
-            )
-    max_bytes = owner.max_adapter_bytes
-    if max_bytes is not None and num_bytes > max_bytes:
-        raise InvalidRequest(
-            f"the adapter has {num_bytes} bytes, but all adapters of tenant {owner.name!r} together may have"
-            f" {max_bytes}; register a smaller one, or ask an administrator to raise `max_adapter_bytes`",
-            param="name",
-        )
 
 
 async def _prune(change: Change, tenant_id: str, name: str, newest: int) -> None:
