@@ -18,7 +18,7 @@ from punica_frontend.http.startup_server import registry_when_available
 from punica_frontend.http.uvicorn_private import EmbeddedServer
 from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.running import run_server
-from punica_frontend.scheduler_link.scheduler_client import WireSchedulerClient
+from punica_frontend.scheduler_link.wire_scheduler_client import WireSchedulerClient
 from punica_frontend.tenancy.authenticator import Authenticator
 from punica_frontend.tenancy.exposure import auth_mode_for
 from punica_frontend.tenancy.meter import Meter

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 from punica_frontend.generation.admission import Admission
-from punica_frontend.scheduler_link.scheduler_client import WireSchedulerClient
+from punica_frontend.scheduler_link.wire_scheduler_client import WireSchedulerClient
 from punica_serve.process.run import Drain
 
 log = logging.getLogger(__name__)

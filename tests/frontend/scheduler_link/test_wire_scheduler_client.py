@@ -5,9 +5,9 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from punica_frontend.scheduler_link import promise_reporter, scheduler_client
+from punica_frontend.scheduler_link import promise_reporter, wire_scheduler_client
 from punica_frontend.scheduler_link.live_request import TOKEN_BYTES, Backlog, Delivery
-from punica_frontend.scheduler_link.scheduler_client import RECOVERY_TIMEOUT_S, WireSchedulerClient
+from punica_frontend.scheduler_link.wire_scheduler_client import RECOVERY_TIMEOUT_S, WireSchedulerClient
 from punica_serve.cli.watchdog import START_TIMEOUT_S
 from punica_serve.errors import ClusterUnavailable, GpuNotFound
 from punica_serve.protocol import (
@@ -204,7 +204,7 @@ async def test_missing_tokens_are_a_broken_link(client: WireSchedulerClient, sch
 async def test_without_a_scheduler_a_new_request_waits_a_little(
     scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_client, "CONNECT_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(wire_scheduler_client, "CONNECT_TIMEOUT_S", 0.02)
     client = WireSchedulerClient(f"ws://127.0.0.1:{scheduler.port}", "secret")
     assert not client.connected
     with pytest.raises(ClusterUnavailable, match=r"^the scheduler can't be reached; try again$"):
@@ -216,7 +216,7 @@ async def test_without_a_scheduler_a_new_request_waits_a_little(
 async def test_a_scheduler_that_stays_away_fails_its_requests(
     client: WireSchedulerClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_client, "RECOVERY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(wire_scheduler_client, "RECOVERY_TIMEOUT_S", 0.01)
     collecting = asyncio.create_task(collect(client))
     await until(lambda: len(scheduler.received) == 1)
     monkeypatch.setattr("punica_serve.links.hello.RECONNECT_FIRST_S", 5.0)
@@ -268,7 +268,7 @@ async def test_the_past(client: WireSchedulerClient, scheduler: ScriptedSchedule
 
 
 async def test_a_call_has_a_deadline(client: WireSchedulerClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_client, "CALL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(wire_scheduler_client, "CALL_TIMEOUT_S", 0.02)
     with pytest.raises(ClusterUnavailable, match="did not answer within"):
         await client.cluster()
 
