@@ -14,13 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from all_placements import ALL_PLACEMENTS
-from late_worker import PAGE_SIZE, Worker, answer
+from late_worker import BUDGET, PAGE_SIZE, Worker, answer
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import CallAnswered, Deliver, RunnerDrained, Start, Stop
 from punica_scheduler.core.consolidation import ConsolidationRule
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
+from punica_serve.paging.prefix_hash import hints_of
+from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.protocol import (
     AdapterRef,
     AdaptersCached,
@@ -29,6 +31,7 @@ from punica_serve.protocol import (
     GpuInfo,
     KvWindow,
     LoraGroup,
+    PrefixCaching,
     Request,
     SamplingParams,
     Slo,
@@ -115,6 +118,7 @@ class ClusterMachine(RuleBasedStateMachine):
             migration,
             consolidation=consolidation,
             store_patience_ns=STORE_PATIENCE_NS,
+            prefill_budget=PrefillBudget(BUDGET),
         )
         self.scheduler = Scheduler(self.incarnation, self.settings)
         for frontend_id in FRONTENDS:
@@ -226,15 +230,37 @@ class ClusterMachine(RuleBasedStateMachine):
         batch=st.integers(1, 4),
         num_lora_pages=st.integers(1, 4),
         window=st.sampled_from((None, KvWindow(3, 2))),
+        prefix_caching=st.sampled_from((None, PrefixCaching("base"), PrefixCaching("other"))),
+        is_group=st.booleans(),
+        max_prefills=st.sampled_from((1, 2)),
         runner_id=st.sampled_from(RUNNERS),
     )
     def gpu_joins(
-        self, num_pages: int, batch: int, num_lora_pages: int, runner_id: str, window: KvWindow | None = None
+        self,
+        num_pages: int,
+        batch: int,
+        num_lora_pages: int,
+        runner_id: str,
+        window: KvWindow | None = None,
+        prefix_caching: PrefixCaching | None = None,
+        is_group: bool = False,
+        max_prefills: int = 1,
     ) -> None:
         self.num_gpus += 1
         lora: dict[LoraGroup, int] = {"qkv": num_lora_pages, "o": num_lora_pages}
         uuid = f"GPU-{self.num_gpus * 7 % 10}-{self.num_gpus}"
-        info = GpuInfo(uuid, "cpu", batch, PAGE_SIZE, num_pages, lora, window=window)
+        info = GpuInfo(
+            uuid,
+            "cpu",
+            batch,
+            PAGE_SIZE,
+            num_pages,
+            lora,
+            window=window,
+            prefix_caching=prefix_caching,
+            max_prefills=max_prefills,
+            ranks=(uuid, f"{uuid}/1") if is_group else (),
+        )
         self.join(runner_id, info)
 
     def join(self, runner_id: str, info: GpuInfo) -> None:
@@ -305,6 +331,15 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), max_commands=st.integers(0, 4))
     def worker_steps(self, data: st.DataObject, max_commands: int) -> None:
         data.draw(st.sampled_from(list(self.workers.values()))).step(max_commands)
+
+    @precondition(lambda self: self.workers and self.live)
+    @rule(data=st.data(), is_true=st.booleans())
+    def worker_tells_of_prefixes(self, data: st.DataObject, is_true: bool) -> None:
+        """Of prompts that it may never have had, or of none: workers do not say what they have given away."""
+        worker = data.draw(st.sampled_from(list(self.workers.values())))
+        request = data.draw(st.sampled_from(self.live)).request
+        settings = worker.info.prefix_caching or PrefixCaching("base")
+        worker.prefix_hints = hints_of(request, settings, PAGE_SIZE, request.prompt_ids) if is_true else (7, 7, 8)
 
     @rule(num_rounds=st.integers(1, 4))
     def all_goes_well(self, num_rounds: int) -> None:

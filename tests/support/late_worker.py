@@ -19,6 +19,8 @@ from punica_serve.protocol import (
 )
 
 PAGE_SIZE = 2
+#: Tokens of a prefill's chunk.
+BUDGET = 4
 
 
 def answer(request: Request) -> list[int]:
@@ -34,6 +36,8 @@ class Sequence:
     generated: list[int]
     num_pages: int = 0
     is_prefilled: bool = False
+    #: Tokens that chunks of its prefill have computed.
+    num_cached: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -54,6 +58,8 @@ class Worker:
     sequences: dict[AssignmentId, Sequence] = field(default_factory=dict)
     applied_seq: int = 0
     num_steps: int = 0
+    #: Beginnings of prompts that the next report will say it knows, true or not.
+    prefix_hints: tuple[int, ...] = ()
     row_headers: RowHeaderEncoder = field(default_factory=RowHeaderEncoder)
 
     def __post_init__(self) -> None:
@@ -77,7 +83,8 @@ class Worker:
             if not sequence.num_pages and self.has_place and needed <= self.num_free:
                 sequence.num_pages = needed
         starved = self._grow()
-        positions, token_ids, finished = self._compute()
+        positions, token_ids, finished, num_prefill_tokens = self._compute()
+        hints, self.prefix_hints = self.prefix_hints, ()
         self.num_steps += 1
         report = StepReport(
             gpu_uuid=self.info.uuid,
@@ -91,10 +98,11 @@ class Worker:
             finished=tuple(finished.items()),
             free_kv_pages=self.num_free,
             batch_size=len(token_ids),
-            num_prefill_tokens=0,
+            num_prefill_tokens=num_prefill_tokens,
             num_adapters=0,
             duration_s=0.01,
             starved=tuple(assignment.counter for assignment in starved),
+            prefix_hints=hints,
         )
         self.reports.append(events.StepFinished(self.row_headers.encode(report)))
 
@@ -143,7 +151,7 @@ class Worker:
                     continue
                 newest = [other for other in self._by_arrival() if self.sequences[other].num_pages][-1]
                 self.sequences[newest].num_pages = 0
-                self.sequences[newest].is_prefilled = False
+                self.sequences[newest].is_prefilled, self.sequences[newest].num_cached = False, 0
                 starved.append(newest)
         return tuple(starved)
 
@@ -157,18 +165,24 @@ class Worker:
         num_cached = sequence.num_tokens - 1
         return self.page_rule.table_length(sequence.num_tokens, num_cached) - self.page_rule.first_kept(num_cached)
 
-    def _compute(self) -> tuple[dict[int, int], list[int], dict[int, EndReason]]:
-        """One prefill at most, and all decodes: positions, tokens, and ends by the assignment's counter."""
+    def _compute(self) -> tuple[dict[int, int], list[int], dict[int, EndReason], int]:
+        """A chunk of one prefill at most, and all decodes: positions, tokens, and ends by the assignment's counter, and
+        the chunk's tokens.
+        """
         positions: dict[int, int] = {}
         token_ids: list[int] = []
         finished: dict[int, EndReason] = {}
-        has_prefilled = False
+        num_prefill_tokens = 0
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
-            if not sequence.num_pages or (not sequence.is_prefilled and has_prefilled):
+            if not sequence.num_pages or (not sequence.is_prefilled and num_prefill_tokens):
                 continue
-            has_prefilled |= not sequence.is_prefilled
-            sequence.is_prefilled = True
+            if not sequence.is_prefilled:
+                num_prefill_tokens = min(BUDGET, sequence.num_tokens - sequence.num_cached)
+                sequence.num_cached += num_prefill_tokens
+                if sequence.num_cached < sequence.num_tokens:
+                    continue
+                sequence.is_prefilled = True
             position, whole = len(sequence.generated), answer(sequence.request)
             sequence.generated.append(whole[position])
             positions[assignment.counter] = position
@@ -177,4 +191,4 @@ class Worker:
                 is_full = len(whole) == sequence.request.sampling.max_tokens
                 finished[assignment.counter] = "length" if is_full else "stop"
                 del self.sequences[assignment]
-        return positions, token_ids, finished
+        return positions, token_ids, finished, num_prefill_tokens
