@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable
+from inspect import iscoroutinefunction, signature
 from typing import Any, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
@@ -34,12 +35,16 @@ def _route(on_refused: Callable[[], None], refusal: Refusal | None) -> type[APIR
     class CountedRoute(APIRoute):
         """Calls an endpoint that takes a ``body`` and the ``request``, and returns a response.
 
-        FastAPI only describes such a route: what it does for a request takes longer than many an endpoint.
+        FastAPI only describes such a route: what it does for a request takes longer than many an endpoint. Routes
+        without a ``body`` are FastAPI's.
         """
 
         def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+            """Raises TypeError for an endpoint whose ``body`` comes with anything that only FastAPI would resolve."""
             super().__init__(path, endpoint, **options)
             self._body = get_type_hints(endpoint).get("body")
+            if self._body is not None:
+                _check_called_alone(self)
 
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
             if self._body is None or scope["method"] not in (self.methods or ()):
@@ -57,6 +62,14 @@ def _route(on_refused: Callable[[], None], refusal: Refusal | None) -> type[APIR
             await response(scope, receive, send)
 
     return CountedRoute
+
+
+def _check_called_alone(route: APIRoute) -> None:
+    """A dependency that is never called, such as a check of the caller's rights, must not go unnoticed."""
+    names = list(signature(route.endpoint).parameters)
+    if route.dependant.dependencies or names != ["body", "request"] or not iscoroutinefunction(route.endpoint):
+        message = "takes `body` and `request` alone, without dependencies, and is a coroutine function"
+        raise TypeError(f"{route.path}: an endpoint of a counted route {message}")
 
 
 def _drop_body(error: Exception) -> None:

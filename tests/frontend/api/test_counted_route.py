@@ -1,11 +1,11 @@
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 
 from punica_frontend.api.counted_route import counted_route
 from punica_frontend.api.errors import install_error_handlers
@@ -127,3 +127,30 @@ async def test_other_methods_are_left_to_fastapi(ours: FastAPI, metrics: Metrics
     async with httpx.AsyncClient(transport=httpx.ASGITransport(ours), base_url="http://frontend") as client:
         assert (await client.put("/", content=b"{}")).status_code == 405
     assert not metrics.num_ended
+
+
+async def taking_a_query(body: GenerateBody, request: Request, secret: str) -> Response:
+    return Response(secret)
+
+
+async def taking_both(body: GenerateBody, request: Request) -> Response:
+    return Response()
+
+
+def in_a_thread(body: GenerateBody, request: Request) -> Response:
+    return Response()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "dependencies"),
+    [(taking_a_query, []), (in_a_thread, []), (taking_both, [Depends(lambda: None)])],
+    ids=["another parameter", "no coroutine", "a dependency"],
+)
+@pytest.mark.parametrize("on", ["route", "router"])
+def test_nothing_that_fastapi_would_resolve_is_ignored(
+    endpoint: Callable[..., Any], dependencies: list[Any], on: str, metrics: Metrics
+) -> None:
+    on_route, on_router = (dependencies, []) if on == "route" else ([], dependencies)
+    router = APIRouter(route_class=counted_route(metrics), dependencies=on_router)
+    with pytest.raises(TypeError, match="/path: an endpoint of a counted route takes `body` and `request` alone"):
+        router.add_api_route("/path", endpoint, methods=["POST"], response_class=Response, dependencies=on_route)
