@@ -13,15 +13,7 @@ from punica_scheduler.core.request import RequestRecord
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
-from punica_serve.protocol import (
-    AssignmentId,
-    GpuDetails,
-    GpuInfo,
-    GpuSnapshot,
-    LoraGroup,
-    PlacedRequest,
-    StepReport,
-)
+from punica_serve.protocol import AssignmentId, GpuInfo, LoraGroup, StepReport
 
 
 @dataclass(slots=True, eq=False)
@@ -316,55 +308,14 @@ class GpuRecord:
         lora_pages: Counter[LoraGroup] = Counter()
         for pages in {record.digest: record.lora_pages for record in records}.values():
             lora_pages.update(pages)
-        require(lora_pages == self._used_lora_pages, f"LoRA pages of {self.uuid}")
+        require(lora_pages == self.used_lora_pages, f"LoRA pages of {self.uuid}")
         require(all(pages >= 0 for pages in self.free_lora_pages.values()), f"LoRA pages of {self.uuid}")
         require(self.ending <= self.working_set.keys(), f"a request that ends on {self.uuid} is not there")
         # One that was to end may be preempted by its worker instead, when its successor is there already.
         require(len(records) <= 2 * self.info.max_batch_size, f"{self.uuid} has more requests than fit two batches")
 
-    def snapshot(self, now_ns: int) -> GpuSnapshot:
-        """The GPU as people see it, without telemetry."""
-        return GpuSnapshot(
-            gpu=self.info,
-            runner_id=self.runner_id,
-            working_set=len(self.working_set),
-            free_kv_pages=self.kv_pages.num_reported_free,
-            resident_adapters=self.resident,
-            steps=self.num_steps,
-            tokens=self.num_tokens,
-            is_draining=self.is_draining,
-            adapters_used_ns=tuple(
-                now_ns if digest in self.adapter_refcounts else self.unused_since_ns.get(digest, 0)
-                for digest in self.resident
-            ),
-            num_cached_adapters=len(self.cached),
-            num_known_kv_pages=self.num_known_pages,
-            prefix_cache_queries=self.prefix_cache_queries,
-            prefix_cache_hits=self.prefix_cache_hits,
-        )
-
-    def details(self, now_ns: int) -> GpuDetails:
-        """The snapshot with the GPU's requests, oldest first."""
-        records = sorted(self.working_set.values(), key=attrgetter("arrival"))
-        placed = tuple([_placed(record) for record in records])
-        return GpuDetails(now_ns, self.snapshot(now_ns), self._used_lora_pages, placed)
-
     @property
-    def _used_lora_pages(self) -> dict[LoraGroup, int]:
-        """Groups of which none is used are left out."""
+    def used_lora_pages(self) -> dict[LoraGroup, int]:
+        """Pages of the working set's adapters, by group. Groups of which none is used are left out."""
         used = {group: pages - self.free_lora_pages[group] for group, pages in self.info.num_lora_pages.items()}
         return {group: pages for group, pages in used.items() if pages}
-
-
-def _placed(record: RequestRecord) -> PlacedRequest:
-    request = record.request
-    return PlacedRequest(
-        record.request_id,
-        request.tenant_id,
-        request.tenant,
-        record.digest,
-        record.num_prompt,
-        record.num_generated,
-        record.max_tokens,
-        record.admitted_ns,
-    )

@@ -18,6 +18,7 @@ from punica_scheduler.core.audit import check_state
 from punica_scheduler.core.cluster_state import ClusterState
 from punica_scheduler.core.decode_batch import DecodeBatch, decode_batch
 from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_snapshot import details_of, snapshot_of
 from punica_scheduler.core.outcome import LoggedEvent, Outcome
 from punica_scheduler.core.periodic import Periodic
 from punica_scheduler.core.placer import Placer
@@ -97,7 +98,7 @@ class Scheduler:
         return ClusterSnapshot(
             incarnation=self._incarnation,
             now_ns=now_ns,
-            gpus=tuple(gpu.snapshot(now_ns) for _, gpu in sorted(self._fleet.gpus.items())),
+            gpus=tuple(snapshot_of(gpu, now_ns) for _, gpu in sorted(self._fleet.gpus.items())),
             queue_length=len(self._state.waiting),
             num_frontends=len(self._frontends),
             num_runners=len(self._runners),
@@ -124,7 +125,7 @@ class Scheduler:
 
     def gpu_details(self, gpu: str, now_ns: int) -> GpuDetails:
         """A GPU, by UUID or name, with its requests, without telemetry. Raises GpuNotFound."""
-        return self._fleet.get(gpu, param="gpu").details(now_ns)
+        return details_of(self._fleet.get(gpu, param="gpu"), now_ns)
 
     def residency(self, digests: Collection[str]) -> tuple[AdapterResidency, ...]:
         """Where these adapters are, or all. Raises ClusterUnavailable while frontends still add theirs."""
