@@ -6,15 +6,20 @@ The other ranks of a group are processes of their own, which import torch as lon
 before it reads its settings: ``worker_run`` has all that follows.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from punica_serve.engine.ranks.early_ranks import EarlyRanks, start_early
+if TYPE_CHECKING:
+    from punica_serve.engine.ranks.early_ranks import EarlyRanks
 
 _DEVICE = "--device"
 
 
 def main() -> None:
+    # Ctrl-C reaches the whole terminal, but only the supervisor acts on it, by SIGTERM. All imports come after this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     arguments = sys.argv[1:]
     others = _start_others(arguments)
     from punica_runner.worker_run import run
@@ -22,8 +27,10 @@ def main() -> None:
     run(arguments, others)
 
 
-def _start_others(arguments: Sequence[str]) -> EarlyRanks | OSError | None:
+def _start_others(arguments: Sequence[str]) -> "EarlyRanks | OSError | None":
     """Until they are told what they serve, they end with this process. ``run`` tells the supervisor of an error."""
+    from punica_serve.engine.ranks.early_ranks import start_early
+
     if _DEVICE not in arguments[:-1]:
         return None  # the arguments are refused
     try:

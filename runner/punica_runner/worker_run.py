@@ -80,8 +80,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _end_with_supervisor() -> None:
-    """Ends with the supervisor. Ctrl-C reaches the whole terminal, but only the supervisor acts on it, by SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
     end_with_parent()  # a second safeguard besides the pipe's end, for a worker that can't run Python any more
 

@@ -198,6 +198,11 @@ def test_sigterm_ends_it_cleanly_and_sigint_not_at_all() -> None:
     assert worker.end() == (0, b"")
 
 
+def test_ctrl_c_is_ignored_before_the_imports_which_take_seconds() -> None:
+    code = "import sys; from punica_runner import worker; sys.exit(any('punica_serve' in name for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(("behaviour", "code"), [("idle", 0), ("stuck-step", 1)])
 def test_a_ready_worker_without_a_supervisor_ends(behaviour: str, code: int) -> None:
     worker = Pipes(behaviour)

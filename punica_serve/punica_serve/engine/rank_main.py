@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import select
-import signal
 import sys
 import threading
 import time
@@ -65,7 +64,6 @@ _CHUNK_BYTES = 1 << 16
 def main() -> None:
     inherited = _parse()
     clock = StartClock(process_age_s(), say=log.debug)  # its leader tells how far they are
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the leader acts on it
     if inherited.ends_with_parent:
         end_with_parent()
     link = RankLink(Connection(inherited.link_fd), LeaderToRank)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from punica_serve.errors import ConfigError
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
 
 Store = Literal["HTTP", "S3"]
@@ -53,7 +54,8 @@ class StoreLink:
 def store_server(folder: Path, bytes_per_s: float) -> Iterator[StoreLink]:
     """Serves this folder's files. Raises ConfigError if the server does not start."""
     command = [sys.executable, "-P", "-m", _MODULE, str(folder), str(bytes_per_s)]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with ctrl_c_blocked():
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin is not None and server.stdout is not None
     try:
         yield StoreLink(_port_of(server.stdout))

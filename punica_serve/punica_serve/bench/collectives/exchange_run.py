@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -20,6 +21,7 @@ from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, Exchan
 from punica_serve.engine.ranks.flashinfer_module import compile_module
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_process
 
 #: For the start of a rank, which imports torch, and for the longest exchange.
@@ -155,6 +157,7 @@ def _gpu_name() -> str:
 def _results(settings: ExchangeSettings) -> Iterator[ExchangeResult]:
     """The ranks' results, as they arrive. Raises RuntimeError if one fails, or is silent too long."""
     context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # its start unblocks Ctrl-C
     with ExitStack() as stack:
         store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="punica-ranks-"))) / "store"
         ranks: dict[Connection, SpawnProcess] = {}
@@ -163,7 +166,8 @@ def _results(settings: ExchangeSettings) -> Iterator[ExchangeResult]:
             process = context.Process(
                 target=run_rank, args=(Rank(index, settings.num_ranks), settings, store, sender), daemon=True
             )
-            process.start()
+            with ctrl_c_blocked():
+                process.start()
             sender.close()
             stack.callback(end_process, process)
             ranks[receiver] = process

@@ -24,6 +24,7 @@ from punica_serve.bench.cpu_assist_figures.echo_process import (
 )
 from punica_serve.bench.cpu_assist_figures.figure_settings import RoundTrip, Way
 from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
 
 #: Until the processes are warm.
@@ -127,7 +128,8 @@ def _processes(way: Way, fds: Sequence[int], num_bytes: int) -> Iterator[None]:
         for number, fd in enumerate(fds):
             numbers = (cores[number % len(cores)], fd, number, len(fds), num_bytes)
             command = [sys.executable, "-P", "-m", echo_process.__name__, way, *map(str, numbers)]
-            started.append(subprocess.Popen(command, pass_fds=(fd,)))
+            with ctrl_c_blocked():
+                started.append(subprocess.Popen(command, pass_fds=(fd,)))
         yield
     finally:
         for process in started:

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from punica_serve.errors import ConfigError
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
 from punica_serve.process.run import TOKEN_ENV
 
@@ -62,7 +63,8 @@ def clients_process(*load: str | int) -> Iterator[None]:
 def _running(module: str, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
     """Runs a Python process and yields its id; kills it at the end."""
     command = [sys.executable, "-P", "-m", module, *arguments]
-    process = subprocess.Popen(command, env={**os.environ, **environment})
+    with ctrl_c_blocked():
+        process = subprocess.Popen(command, env={**os.environ, **environment})
     try:
         yield process.pid
     finally:

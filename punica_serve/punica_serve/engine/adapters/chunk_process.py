@@ -8,7 +8,6 @@ or that of a failure, or at the lane's end, this process writes to the job's mem
 import ctypes
 import mmap
 import os
-import signal
 import socket
 import sys
 import threading
@@ -135,7 +134,6 @@ class _Reads:
 
 def main(arguments: list[str]) -> None:
     options = _parse(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the worker decides
     end_with_parent()
     mapping = mmap.mmap(options.memory, 0)
     memory, control = memoryview(mapping), socket.socket(fileno=options.control)

@@ -30,6 +30,7 @@ from punica_serve.engine.adapters.disk_watch import LOOK_S, DiskWatch, Patience
 from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.memory.pinned_memory import HostMemory
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class _Child:
             command = [sys.executable, "-P", "-m", _MODULE, "--control", str(passed[0])]
             command += ["--lanes", *map(str, passed[1:]), "--memory", str(memory.fd), "--threads", str(num_threads)]
             command += ["--map"] if memory.is_whole else []
-            self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(*passed, memory.fd))
+            with ctrl_c_blocked():
+                self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(*passed, memory.fd))
             opened.pop_all()
             for each in (control, *theirs):
                 each.close()

@@ -9,7 +9,6 @@ few switches between processes; but never past the end of the step or of another
 import mmap
 import os
 import select
-import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -99,7 +98,6 @@ class AssistProcess:
 
 def main(arguments: list[str]) -> None:
     options = _parse(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the worker decides
     end_with_parent()
     os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)

@@ -21,6 +21,7 @@ import msgspec
 from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors.invariants import require
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,8 @@ class ProcessPool:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child.started_s = time.monotonic()
         try:
-            child.popen = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=self._fds, env=environment)
+            with ctrl_c_blocked():
+                child.popen = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=self._fds, env=environment)
         except OSError as error:
             self._end(child, f"can't be started: {error}")
 

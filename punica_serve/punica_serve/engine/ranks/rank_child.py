@@ -7,6 +7,7 @@ import sys
 import threading
 
 from punica_serve.engine.ranks.rank_ring import ReaderPlace
+from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.death_reason import death_reason
 from punica_serve.protocol import Message, encode
 
@@ -34,12 +35,13 @@ class RankChild:
         words = [word for name, value in options.items() for word in (name, f"{value}")]
         # The kernel, on Linux, ends a process with the thread that has started it.
         ends_with_parent = ["--ends-with-parent"] if threading.current_thread() is threading.main_thread() else []
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, *words, *ends_with_parent],
-            pass_fds=(place.ring_fd, place.bell_fd, link_fd),
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.PIPE,
-        )
+        with ctrl_c_blocked():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, *words, *ends_with_parent],
+                pass_fds=(place.ring_fd, place.bell_fd, link_fd),
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+                stdin=subprocess.PIPE,
+            )
 
     def begin(self, options: Message) -> None:
         """Tells it what to serve, once. Does nothing if it has ended, of which its link tells.

@@ -1,5 +1,7 @@
 """Ranks that are started before they know what they serve."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ def test_ranks_of_this_host_are_started_and_leave_nothing_behind() -> None:
         assert [(rank.name, device) for rank, device in early.ranks] == [("rank 1 (cpu)", "cpu")]
         assert early.num_other_hosts == 1
         rank = early.ranks[0][0]
+        os.kill(rank.pid, signal.SIGINT)  # as Ctrl-C in a terminal does, while it still starts
         assert rank.end_reason() == "it has closed its link"  # so it has not ended
     finally:
         early.end()
