@@ -18,7 +18,9 @@ E = TypeVar("E")
 
 log = logging.getLogger(__name__)
 
-_DONE = b"data: [DONE]\n\n"
+#: What stands around an event's JSON.
+EVENT_HEAD, EVENT_TAIL = b"data: ", b"\n\n"
+_DONE = EVENT_HEAD + b"[DONE]" + EVENT_TAIL
 
 
 class EventStream(Response, Generic[E]):
@@ -74,9 +76,4 @@ class EventStream(Response, Generic[E]):
 
 def event_line(content: object) -> bytes:
     """The bytes of an event."""
-    return event_of(msgspec.json.encode(content))
-
-
-def event_of(content: bytes) -> bytes:
-    """The bytes of an event from its JSON."""
-    return b"data: %b\n\n" % content
+    return b"".join((EVENT_HEAD, msgspec.json.encode(content), EVENT_TAIL))

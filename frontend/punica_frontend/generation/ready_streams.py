@@ -9,17 +9,14 @@ class ReadyStreams:
 
     def __init__(self) -> None:
         self._indices: deque[int] = deque()
-        #: Set while the reader waits.
+        #: Whether the reader has taken all there was, and waits.
+        self.has_waiting_reader = False
         self._waiting: asyncio.Future[None] | None = None
-
-    @property
-    def has_waiting_reader(self) -> bool:
-        """Whether the reader has taken all there was, and waits."""
-        return self._waiting is not None and not self._waiting.done()
 
     def mark(self, index: int) -> None:
         """Queues a stream that has become ready."""
         self._indices.append(index)
+        self.has_waiting_reader = False
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -27,8 +24,9 @@ class ReadyStreams:
         """Returns the index that has been ready for longest; waits until there is one. Has one reader."""
         if not self._indices:
             self._waiting = asyncio.get_running_loop().create_future()
+            self.has_waiting_reader = True
             try:
                 await self._waiting
             finally:
-                self._waiting = None
+                self.has_waiting_reader, self._waiting = False, None
         return self._indices.popleft()

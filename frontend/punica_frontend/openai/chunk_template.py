@@ -5,9 +5,9 @@ from functools import partial
 
 import msgspec
 
-from punica_frontend.generation.answers import Frame
+from punica_frontend.generation.answers import Frame, TokenUsage
 from punica_frontend.generation.direct_output import EncodeText
-from punica_frontend.generation.event_stream import event_of
+from punica_frontend.generation.event_stream import EVENT_HEAD, EVENT_TAIL
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 
 #: Stands for the text in the model of a chunk.
@@ -27,21 +27,26 @@ class ChunkTemplate:
     def __init__(self, chunk: Callable[[str, ChunkUsage], msgspec.Struct], usage: ChunkUsage) -> None:
         """``chunk`` makes the struct for a text and a usage, and has the text behind all that a client may have named.
 
-        ``usage`` is that of any one chunk: the others have one too if it has one.
+        ``usage`` is that of any one chunk. If it counts no tokens, it is that of all.
         """
         # A client may have named its model like the text, so the last place counts.
-        self._head, _, rest = _encode(chunk(_TEXT, usage)).rpartition(_encode(_TEXT))
-        self._has_usage = usage is not msgspec.UNSET
-        if self._has_usage:
-            self._middle, _, self._tail = rest.partition(b'"usage":' + _encode(usage))
-            self._middle += b'"usage":'
-        else:
-            self._middle, self._tail = rest, b""
+        self._head, _, self._tail = _encode(chunk(_TEXT, usage)).rpartition(_encode(_TEXT))
+        self._middle = b""
+        self.counts_usage = isinstance(usage, TokenUsage)
+        if self.counts_usage:
+            self._middle, _, self._tail = self._tail.partition(_encode(usage))
 
     def json(self, text: str, usage: ChunkUsage) -> bytes:
         """Returns the chunk, encoded."""
-        told = _encode(usage) if self._has_usage else b""
+        told = _encode(usage) if self.counts_usage else b""
         return b"".join((self._head, _encode(text), self._middle, told, self._tail))
+
+    def encoder(self, so_far: Callable[[int], ChunkUsage]) -> EncodeText:
+        """Returns what encodes chunks as events. ``so_far`` makes the usage from the number of generated tokens."""
+        if self.counts_usage:
+            return lambda text, num_tokens: b"".join((EVENT_HEAD, self.json(text, so_far(num_tokens)), EVENT_TAIL))
+        head, tail = EVENT_HEAD + self._head, self._tail + EVENT_TAIL
+        return lambda text, _: b"".join((head, _encode(text), tail))
 
 
 class ChunkTemplates:
@@ -52,7 +57,8 @@ class ChunkTemplates:
         self._chunk = chunk
         self._usage = usage
         self._templates: dict[int, ChunkTemplate] = {}
-        self._encoders: dict[int, EncodeText] = {}
+        #: What encodes plain chunks as events, from each choice's first plain chunk on.
+        self.encoders: dict[int, EncodeText] = {}
 
     def of(self, index: int, frame: Frame) -> msgspec.Raw:
         """Returns the chunk of a plain frame."""
@@ -60,12 +66,5 @@ class ChunkTemplates:
         template = self._templates.get(index)
         if template is None:
             template = self._templates[index] = ChunkTemplate(partial(self._chunk, index), usage)
-            self._encoders[index] = self._encoder(index, template)
+            self.encoders[index] = template.encoder(partial(self._usage.so_far, index))
         return msgspec.Raw(template.json(frame.text, usage))
-
-    def encoder(self, index: int) -> EncodeText | None:
-        """Returns what encodes plain chunks as events; None before the choice's first plain chunk."""
-        return self._encoders.get(index)
-
-    def _encoder(self, index: int, template: ChunkTemplate) -> EncodeText:
-        return lambda text, num_tokens: event_of(template.json(text, self._usage.so_far(index, num_tokens)))

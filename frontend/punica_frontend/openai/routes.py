@@ -111,7 +111,7 @@ async def _whole(request: Request, work: Coroutine[Any, Any, msgspec.Struct], ch
 def _stream(
     generator: Generator, choices: Choices, chunks: Chunks, *, includes_usage: bool, model: str | None
 ) -> Response:
-    direct = DirectOutput(chunks.templates.encoder)
+    direct = DirectOutput(chunks.templates.encoders)
 
     async def events() -> AsyncGenerator[msgspec.Struct | msgspec.Raw, None]:
         ends = dict[int, TokenUsage]()

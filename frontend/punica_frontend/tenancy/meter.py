@@ -94,7 +94,7 @@ class Charge:
         """Counts delivered tokens. ``num_cached_tokens`` is how many of its prompt's were found in a KvCache."""
         if not num_tokens:
             return
-        counts = self._counts()
+        counts = self._meter.counts(self._user)
         counts.num_generated_tokens += num_tokens
         if not self._has_begun:
             self._has_begun = True
@@ -105,12 +105,9 @@ class Charge:
 
     def add_gpu_time(self, gpu_s: float) -> None:
         if gpu_s:
-            self._counts().gpu_s += gpu_s
+            self._meter.counts(self._user).gpu_s += gpu_s
 
     def add_promises(self, promises: PromiseCounts) -> None:
         """Counts the request's judged promises."""
         if promises:
-            self._counts().promises += promises
-
-    def _counts(self) -> _Counts:
-        return self._meter.counts(self._user)
+            self._meter.counts(self._user).promises += promises

@@ -74,7 +74,7 @@ async def test_single_tokens_are_written_directly_and_all_else_is_the_readers(
     generator: Generator, cluster: EchoCluster
 ) -> None:
     pieces = Pieces()
-    direct = DirectOutput(lambda _: numbered)
+    direct = DirectOutput({0: numbered, 1: numbered})
     yielded: list[Frame] = []
     async with aclosing(stream_all(generator, [await planned(generator, "longest")], direct)) as frames:
         async for _, frame in frames:
@@ -92,7 +92,7 @@ async def test_tokens_are_the_readers_if_the_connection_takes_none_or_their_plan
 ) -> None:
     pieces = Pieces()
     pieces.is_writable = is_writable
-    direct = DirectOutput(lambda _: numbered if has_encoder else None)
+    direct = DirectOutput({0: numbered} if has_encoder else {})
     direct.open(pieces)
     async with aclosing(stream_all(generator, [await planned(generator, "longest")], direct)) as frames:
         assert "".join([frame.text async for _, frame in frames]) == "longest"
@@ -103,7 +103,7 @@ async def test_a_stop_string_among_tokens_written_directly_ends_the_answer(
     generator: Generator, cluster: EchoCluster
 ) -> None:
     pieces = Pieces()
-    direct = DirectOutput(lambda _: numbered)
+    direct = DirectOutput({0: numbered, 1: numbered})
     plans = [await planned(generator, "longest", stop=["es"]), await planned(generator, "much longer")]
     ends = {}
     async with aclosing(stream_all(generator, plans, direct)) as frames:
@@ -121,7 +121,7 @@ async def test_an_error_while_writing_directly_is_the_readers(generator: Generat
     def encode(text: str, num_tokens: int) -> bytes:
         raise ValueError("a bug")
 
-    direct = DirectOutput(lambda _: encode)
+    direct = DirectOutput({0: encode})
     direct.open(Pieces())
     with pytest.raises(ValueError, match="a bug"):
         async with aclosing(stream_all(generator, [await planned(generator, "42")], direct)) as frames:

@@ -40,4 +40,6 @@ def test_a_chunk_is_the_same_from_a_template(
     chunk = make(model, index)
     template = ChunkTemplate(chunk, told(0))
     for count, text in enumerate(texts):
-        assert template.json(text, told(count)) == msgspec.json.encode(chunk(text, told(count)))
+        json = msgspec.json.encode(chunk(text, told(count)))
+        assert template.json(text, told(count)) == json
+        assert template.encoder(told)(text, count) == b"data: " + json + b"\n\n"
