@@ -262,6 +262,7 @@ class Cluster:
         cached: tuple[tuple[int, int], ...] = (),
         shared: int = 0,
         hints: tuple[int, ...] = (),
+        prefilled: int = 0,
     ) -> list[str]:
         """A step with these rows, of assignment's counter and token's position."""
         worker = self.workers[uuid]
@@ -288,7 +289,7 @@ class Cluster:
             cached=cached,
             prefix_hints=hints,
             batch_size=len(rows),
-            num_prefill_tokens=0,
+            num_prefill_tokens=prefilled,
             num_adapters=0,
             duration_s=0.01,
             starved=tuple(self.assignments[name].counter for name in starved.split()),

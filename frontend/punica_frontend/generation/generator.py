@@ -109,5 +109,7 @@ class Generator:
             stream.close()
 
     def _release(self, live: LiveRequest) -> None:
-        self._client.stop(live)
-        self._admission.leave()
+        try:
+            self._client.stop(live)
+        finally:
+            self._admission.leave()

@@ -265,15 +265,18 @@ class GpuRecord:
         self.kv_pages.drop(assignment)
         self._update_room()
 
-    def account(self, report: StepReport) -> None:
-        """Applies a report's page counts and gauges. Its tokens must have been applied before."""
+    def account(self, report: StepReport, *, is_ours: bool) -> None:
+        """Applies a report's page counts and gauges. Its tokens must have been applied before.
+
+        A report that is not ours tells of no prompt that is expected here.
+        """
         self.kv_pages.report(report.applied_seq, report.free_kv_pages)
         self.num_shared_pages, self.num_known_pages = report.num_shared_kv_pages, report.num_known_kv_pages
         self.prefix_cache_queries, self.prefix_cache_hits = report.prefix_cache_queries, report.prefix_cache_hits
         self.num_steps = report.step
         if report.batch_size:
             self.step_s = report.duration_s
-        self.load_sums.prefills.stepped(report.step, report.num_prefill_tokens)
+        self.load_sums.prefills.stepped(report.step, report.num_prefill_tokens if is_ours else 0)
         if report.resident is not None:
             self.resident = report.resident
             resident = set(report.resident)

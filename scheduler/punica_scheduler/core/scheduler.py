@@ -193,7 +193,7 @@ class Scheduler:
         self._state.waiting.queue.charge(gpu.working_set.values())
         self._state.quarantine.clear_if_proven()
         resident = gpu.resident
-        gpu.account(report)
+        gpu.account(report, is_ours=is_ours)
         if gpu.resident is not resident:
             self._fleet.index.holders.update(gpu, {*resident, *gpu.resident})
         if report.prefix_hints:

@@ -56,6 +56,15 @@ def test_reports_of_unknown_gpus_and_assignments_are_dropped(cluster: Cluster) -
     assert cluster.steps("B") == []
 
 
+def test_prompt_tokens_of_another_incarnation_advance_no_prompt(cluster: Cluster) -> None:
+    cluster.arrives("r1", prompt=9)
+    (due,) = cluster.scheduler._fleet.gpus["B"].load_sums.prefills
+    cluster.reports("B", [], incarnation=cluster.incarnation - 1, prefilled=4)
+    assert due.num_cached == 0
+    cluster.reports("B", [], prefilled=4)
+    assert due.num_cached == 4
+
+
 def test_cached_tokens_are_told_once_with_the_first_token(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     cluster.gpu_joins("C", prefix_caching=PrefixCaching("base"))
