@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loader_harness import LoaderHarness
-from punica_serve.engine.adapters import chunk_reads, packed_header, packed_store
+from punica_serve.engine.adapters import chunk_job, packed_header
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.adapters.lora_pool import LoraPool
@@ -38,11 +38,11 @@ class Gate:
             last = bytes_left = chunks[-1].place.start
             return chunks
 
-        def read(file: RangeReader, chunk: Chunk) -> float:
+        def read(file: RangeReader, chunk: Chunk, *piece: Any) -> float:
             if chunk.place.start == last:
                 self.begun.set()
                 assert self._opened.wait(DEADLINE_S)
-            return read_checked(file, chunk)
+            return read_checked(file, chunk, *piece)
 
         def write(pool: LoraPool, batch: Any, first: int, last: int) -> None:
             nonlocal bytes_left
@@ -51,8 +51,8 @@ class Gate:
             if bytes_left == 0:
                 self.others_done.set()
 
-        monkeypatch.setattr(packed_store, "open_chunks", open_chunks)
-        monkeypatch.setattr(chunk_reads, "read_checked", read)
+        monkeypatch.setattr(chunk_job, "open_chunks", open_chunks)
+        monkeypatch.setattr(chunk_job, "read_checked", read)
         monkeypatch.setattr(LoraPool, "write_part", write)
 
     def open(self) -> None:

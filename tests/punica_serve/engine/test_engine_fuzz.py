@@ -20,7 +20,7 @@ import pytest
 
 from punica_serve.adapters.folder import UnverifiedAdapter, begin_load
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters import chunk_reads
+from punica_serve.engine.adapters import chunk_job
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.packed_chunk import Chunk, PackedFileInvalid, read_checked
@@ -188,10 +188,10 @@ class _Moody:
             raise StoreUnavailable("the store is moody")
         return Path("dropped meanwhile" if mood < 0.4 else self._folders[ref.digest])
 
-    def chunk(self, file: RangeReader, chunk: Chunk) -> float:
+    def chunk(self, file: RangeReader, chunk: Chunk, *piece: Any) -> float:
         if self._mood(0.002) < 0.01:
             raise PackedFileInvalid("the disk is moody")
-        return read_checked(file, chunk)
+        return read_checked(file, chunk, *piece)
 
     def link(self, copy: Callable[..., None], *, times: int = 1) -> Callable[..., None]:
         """``times``: so many times as often used as the others, and so much better at it."""
@@ -223,7 +223,7 @@ def test_random_histories(
     whole, part = ("queue", "queue_part") if device == "cuda" else ("copy", "copy_part")
     monkeypatch.setattr(CopyBatch, whole, moody.link(getattr(CopyBatch, whole)))
     monkeypatch.setattr(CopyBatch, part, moody.link(getattr(CopyBatch, part), times=8))
-    monkeypatch.setattr(chunk_reads, "read_checked", moody.chunk)
+    monkeypatch.setattr(chunk_job, "read_checked", moody.chunk)
     monkeypatch.setattr(adapter_reader, "begin_load", moody.disk)
     store = ThreadPoolExecutor(4)
     engine = make_engine(

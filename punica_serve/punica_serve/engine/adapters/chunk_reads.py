@@ -1,28 +1,28 @@
-"""Reads the chunks of a packed file on threads: each reads and checks one after the other until none is left.
+"""A load's view of the threads that read its packed file, in a process of their own or in this one.
 
-All chunks that have come meanwhile are one batch for the load's own thread, which copies them on. So reading and
-checking are the only calls for which a thread gives up the GIL and has to get it back from the step loop.
+All chunks that have come meanwhile are one batch for the load's own thread, which copies them on. A load that gets
+nothing for a moment asks whether anything can still come; a disk that is slow is waited for.
 """
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from struct import pack
 from types import TracebackType
 
+from punica_serve.engine.adapters.chunk_job import FAILED, INVALID, OPENED, OPENED_DIRECT, RECORD
 from punica_serve.engine.adapters.disk_watch import LOOK_S, DiskWatch, Patience
-from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
-from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 
 #: Is told when the file was opened and found to be the adapter's: whether it is read past the page cache, and the time.
 OnOpen = Callable[[bool, float], None]
 
-
-class DiskHangs(Exception):
-    """Chunks were not begun, because others are not read to their ends."""
+#: The records of more chunks than an adapter has.
+_RECORDS_BYTES = 1 << 16
+#: Reads that were told to end do so within that time, unless they wait for a disk.
+_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,100 +42,89 @@ class ChunkReads:
     """The reads of one adapter. Within ``with`` threads write to its memory, and when that ends no more."""
 
     def __init__(
-        self, file: RangeReader, chunks: Sequence[Chunk], threads: ThreadPoolExecutor, most: int, watch: DiskWatch
+        self,
+        lane: socket.socket,
+        places: Mapping[int, range],
+        watch: DiskWatch,
+        end_silent: Callable[[bool], bool],
+        give_back: Callable[[socket.socket], None],
     ) -> None:
-        """``most``: of the ``threads``, for this adapter."""
-        self._file = file
-        self._waiting = deque(chunks)
-        self._threads = threads
-        self._most = min(most, len(chunks))
+        """``places``: the chunks' in the memory, by their numbers.
+
+        ``end_silent`` ends reads of which nothing comes, if they can't go on or the disk hangs, which it is told; it
+        returns whether they end. ``give_back`` gets the lane once there is nothing more to come.
+        """
+        self._lane = lane
+        self._left = dict(places)
         self._watch = watch
-        self._jobs: list[Future[None]] = []
-        #: What the jobs have read; None when one of them has ended.
-        self._done: SimpleQueue[ChunkRead | None] = SimpleQueue()
-        self._num_running = 0
-        self._num_left = len(chunks)
+        self._end_silent = end_silent
+        self._give_back = give_back
+        self._has_ended = False
+        self._error: Exception | None = None
 
     def __enter__(self) -> "ChunkReads":
-        try:
-            for _ in range(self._most):
-                self._jobs.append(self._threads.submit(self._run))
-                self._num_running += 1
-        except RuntimeError:  # closed
-            self._end()
-            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end()
-
-    def batches(self) -> Iterator[list[ChunkRead]]:
-        """All chunks, in batches as they come. Raises PackedFileInvalid or OSError if one can't be read or is damaged,
-        and DiskHangs, once nothing is read any more.
-        """
-        yield from self._batches()
-        for job in self._jobs:
-            if not job.cancelled():
-                job.result()
-        if self._num_left:
-            raise DiskHangs
-
-    def _batches(self) -> Iterator[list[ChunkRead]]:
-        """The chunks that come until all jobs have ended. If the disk hangs, those that were begun are waited for."""
-        patience, is_hanging = Patience(self._watch), False
-        with ExitStack() as hanging:
-            while self._num_running:
-                batch = self._take(None if is_hanging else LOOK_S)
-                if batch is None and patience.is_over():
-                    is_hanging = True
-                    hanging.enter_context(self._watch.hanging())
-                    self._stop()
-                if batch:
-                    yield batch
-
-    def _take(self, timeout_s: float | None) -> list[ChunkRead] | None:
-        """All that has come, and waits for the first. Empty if jobs have ended alone; None after the timeout."""
-        try:
-            done = [self._done.get(timeout=timeout_s)]
-        except Empty:
-            return None
-        while not self._done.empty():  # no other thread takes from it
-            done.append(self._done.get())
-        batch = [read for read in done if read is not None]
-        self._num_running -= len(done) - len(batch)
-        self._num_left -= len(batch)
-        return batch
-
-    def _run(self) -> None:
-        """Reads chunks until none is left, beside other threads. None of them begins another after an error."""
-        try:
-            while (chunk := _next(self._waiting)) is not None:
-                begun_s = time.perf_counter()
-                read_s = begun_s + read_checked(self._file, chunk)
-                self._watch.newest_chunk_s = checked_s = time.perf_counter()
-                self._done.put(ChunkRead(chunk.place, begun_s, read_s, checked_s))
-        except BaseException:
-            self._waiting.clear()
-            raise
-        finally:
-            self._done.put(None)
-
-    def _stop(self) -> None:
-        """No chunk is begun any more."""
-        self._waiting.clear()
-        self._num_running -= sum(job.cancel() for job in self._jobs if not job.cancelled())
-
-    def _end(self) -> None:
-        """Waits for the chunks that were begun."""
-        self._stop()
-        for _ in self._batches():
+        for _ in self._batches(lambda *_: None):
             pass
+        self._give_back(self._lane)
+
+    @property
+    def left(self) -> Collection[int]:
+        """Numbers of chunks that were not read, after ``batches``: the reads were ended before."""
+        return self._left.keys()
+
+    def batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
+        """The chunks, in batches as they come, the last of them at once: without waiting for more.
+
+        Raises PackedFileInvalid or OSError if the file or a chunk is damaged, or can't be read.
+        """
+        yield from self._batches(on_open)
+        if self._error is not None:
+            raise self._error
+
+    def _batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
+        """The chunks that come until all have, or a failure, or all threads have ended."""
+        patience, is_ending = Patience(self._watch), False
+        with ExitStack() as hanging:
+            while self._left and not self._has_ended:
+                records = self._receive(_END_S if is_ending else LOOK_S)
+                if records is None and is_ending:
+                    hanging.enter_context(self._watch.hanging())
+                    records = self._receive(None)
+                elif records is None:
+                    is_ending = self._end_silent(patience.is_over())
+                if records and (reads := self._take(records, on_open)):
+                    yield reads
+
+    def _receive(self, timeout_s: float | None) -> bytes | None:
+        """Records, none at the end; None after the timeout. One call of the system, which gives the GIL up once."""
+        timeout_us = 0 if timeout_s is None else int(1e6 * timeout_s) + 1  # 0: none
+        self._lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pack("ll", *divmod(timeout_us, 1_000_000)))
+        try:
+            records = self._lane.recv(_RECORDS_BYTES)
+        except BlockingIOError:
+            return None
+        self._has_ended = not records
+        return records
+
+    def _take(self, records: bytes, on_open: OnOpen) -> list[ChunkRead]:
+        reads = []
+        for number, error, begun_s, read_s, checked_s in RECORD.iter_unpack(records):
+            if number == FAILED:
+                self._error, self._has_ended = _error_of(error), True
+            elif number in (OPENED, OPENED_DIRECT):
+                on_open(number == OPENED_DIRECT, begun_s)
+            else:
+                self._watch.newest_chunk_s = checked_s
+                reads.append(ChunkRead(self._left.pop(number), begun_s, read_s, checked_s))
+        return reads
 
 
-def _next(chunks: deque[Chunk]) -> Chunk | None:
-    try:
-        return chunks.popleft()
-    except IndexError:
-        return None
+def _error_of(number: int) -> Exception:
+    if number == INVALID:
+        return PackedFileInvalid("it is damaged, cut short, or of another adapter or layout")
+    return OSError(number, os.strerror(number))

@@ -9,8 +9,7 @@ import logging
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -19,20 +18,19 @@ import torch
 from torch import Tensor
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.chunk_reads import ChunkRead, ChunkReads, DiskHangs, OnOpen
+from punica_serve.engine.adapters.chunk_reads import ChunkRead, ChunkReads, OnOpen
 from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 from punica_serve.engine.adapters.packed_file import PackedLayout, packed_name, write_packed
-from punica_serve.engine.adapters.packed_header import PackedName, open_chunks
+from punica_serve.engine.adapters.packed_header import PackedName
 from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.engine.adapters.page_stream import PageStream
-from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.reader_count import reader_count
-from punica_serve.engine.adapters.reader_process import ProcessReads, ReaderProcess
+from punica_serve.engine.adapters.reader_process import ReaderProcess
+from punica_serve.engine.adapters.reader_threads import ReaderThreads
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import ConfigError
-from punica_serve.process.private_files import open_own_file
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
@@ -52,6 +50,10 @@ _MAX_USED = 256
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NICE = 19
 _IOPRIO_SET, _IOPRIO_WHO_THREAD, _IOPRIO_IDLE = {"x86_64": 251, "aarch64": 30}, 1, 3 << 13
+
+
+class _ChunksLeft(Exception):
+    """Some chunks were not begun: the disk hangs, or no thread can be had."""
 
 
 class PackedStore:
@@ -75,12 +77,12 @@ class PackedStore:
         self._dtype = dtype
         self._layout = PackedLayout.of(model, dtype)
         #: Threads that read chunks, of all adapters.
-        self._num_readers = reader_count(usable_cores(), model.rank.size)
-        self._readers = ThreadPoolExecutor(self._num_readers, "packed-reader")
+        num_readers = reader_count(usable_cores(), model.rank.size)
+        self._watch = DiskWatch()
+        self._threads = ReaderThreads(num_readers, self._watch)
+        self._process = ReaderProcess(memory, num_readers, self._watch) if memory is not None else None
         self._writer = ThreadPoolExecutor(1, "packed-writer", _lower_priority)
         self._num_waiting = 0
-        self._watch = DiskWatch()
-        self._process = ReaderProcess(memory, self._num_readers, self._watch) if memory is not None else None
         self._lock = threading.Lock()
         #: Digests that were removed and not loaded since, oldest first: nothing of them is written.
         self._unwanted: dict[str, None] = {}
@@ -108,7 +110,7 @@ class PackedStore:
         """Checksums of an adapter that this host has downloaded; None without them."""
         return self._folder.checksums(Path(ref.uri))
 
-    def begin(self, ref: AdapterRef, memory: Tensor) -> ProcessReads | None:
+    def begin(self, ref: AdapterRef, memory: Tensor) -> ChunkReads | None:
         """Has the process begin what ``read`` then goes on with; None if it can't at once. Never waits."""
         if self._process is None or not self._watch.answers or not is_digest(ref.digest):
             return None
@@ -119,7 +121,7 @@ class PackedStore:
         ref: AdapterRef,
         memory: Tensor,
         stream: PageStream | None = None,
-        reads: ProcessReads | None = None,
+        reads: ChunkReads | None = None,
     ) -> PackedAdapter | None:
         """Reads the adapter into uint8 [packed_num_bytes], and goes on to the device with each chunk if there is a
         ``stream``. None if its file is not there, or no good, or waits behind others on a disk that hangs.
@@ -128,7 +130,7 @@ class PackedStore:
         """
         try:
             packed = self._read(ref, memory, stream, reads)
-        except (DiskHangs, FileNotFoundError):
+        except (_ChunksLeft, FileNotFoundError):
             return None
         except (PackedFileInvalid, OSError) as error:
             if isinstance(error, OSError) and error.errno in _SHORTAGES:
@@ -170,7 +172,7 @@ class PackedStore:
         """Starts nothing more. Does not wait: a disk may hang."""
         if self._process is not None:
             self._process.close()
-        self._readers.shutdown(wait=False)  # whoever waits for their chunks gets them
+        self._threads.close()
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     def _mark_used(self, digest: str) -> None:
@@ -191,7 +193,7 @@ class PackedStore:
         return self._folder.packed.path(ref.digest, self._layout.name), packed_name(ref, self._layout)
 
     def _read(
-        self, ref: AdapterRef, memory: Tensor, stream: PageStream | None, reads: ProcessReads | None
+        self, ref: AdapterRef, memory: Tensor, stream: PageStream | None, reads: ChunkReads | None
     ) -> PackedAdapter:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
@@ -213,35 +215,27 @@ class PackedStore:
 
     @contextmanager
     def _reading(
-        self, ref: AdapterRef, memory: Tensor, begun: ProcessReads | None, on_open: OnOpen
+        self, ref: AdapterRef, memory: Tensor, begun: ChunkReads | None, on_open: OnOpen
     ) -> Iterator[Iterator[Sequence[ChunkRead]]]:
-        """Reads the chunks, which come in batches: by the process, and what that leaves when it dies by threads."""
+        """Reads the chunks, which come in batches: by the process, and what that leaves when it ends by threads."""
+        file = self._file(ref)
         with ExitStack() as reading:
-            reads = begun
-            if reads is None and self._process is not None:
-                reads = self._process.begin(*self._file(ref), memory)
-            if reads is None:
-                yield self._on_threads(reading, ref, memory, None, on_open)
-                return
-            reading.enter_context(reads)
+            by_process = begun
+            if begun is None and self._process is not None:
+                by_process = self._process.begin(*file, memory)
+            reads = reading.enter_context(by_process or self._threads.begin(*file, memory))
 
             def batches() -> Iterator[Sequence[ChunkRead]]:
                 yield from reads.batches(on_open)
-                if reads.left:
-                    yield from self._on_threads(reading, ref, memory, reads.left, on_open)
+                left = reads.left
+                if left and by_process is not None:  # it has ended
+                    rest = reading.enter_context(self._threads.begin(*file, memory, left))
+                    yield from rest.batches(on_open)
+                    left = rest.left
+                if left:
+                    raise _ChunksLeft
 
             yield batches()
-
-    def _on_threads(
-        self, reading: ExitStack, ref: AdapterRef, memory: Tensor, left: Collection[range] | None, on_open: OnOpen
-    ) -> Iterator[Sequence[ChunkRead]]:
-        """Reads chunks on threads until ``reading`` ends. ``left``: the places of some; None for all."""
-        path, name = self._file(ref)
-        file = reading.enter_context(RangeReader(open_own_file(path)))
-        chunks = open_chunks(file, name, memory.numpy().data)
-        on_open(file.is_direct, time.perf_counter())
-        some = chunks if left is None else [chunk for chunk in chunks if chunk.place in left]
-        return reading.enter_context(ChunkReads(file, some, self._readers, self._num_readers, self._watch)).batches()
 
     def write(self, ref: AdapterRef, packed: PackedAdapter) -> None:
         """Writes the adapter's file unless it is there. Raises OSError, and ConfigError for another user's folder."""

@@ -15,13 +15,14 @@ from punica_serve.adapters.folder import begin_load
 from punica_serve.adapters.shared_adapter import origin_digest
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
+from punica_serve.engine.adapters.chunk_reads import ChunkReads
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy, HostRoom
 from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
-from punica_serve.engine.adapters.reader_process import MAX_LOADS, ProcessReads
+from punica_serve.engine.adapters.reader_process import MAX_LOADS
 from punica_serve.process.usable_cores import usable_cores
 from punica_serve.protocol import AdapterRef
 
@@ -40,7 +41,7 @@ class _BegunRead:
     """A packed adapter that is being read into reserved memory of the host cache."""
 
     room: HostRoom
-    reads: ProcessReads
+    reads: ChunkReads
 
 
 class AdapterReader:

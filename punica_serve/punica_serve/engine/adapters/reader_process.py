@@ -14,20 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from struct import pack
-from types import TracebackType
 
 import msgspec
 from torch import Tensor
 
-from punica_serve.engine.adapters.chunk_process import FAILED, INVALID, OPENED, OPENED_DIRECT, RECORD, ReadJob
-from punica_serve.engine.adapters.chunk_reads import ChunkRead, OnOpen
-from punica_serve.engine.adapters.disk_watch import LOOK_S, DiskWatch, Patience
-from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
+from punica_serve.engine.adapters.chunk_process import ReadJob
+from punica_serve.engine.adapters.chunk_reads import ChunkReads
+from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.process.ctrl_c import ctrl_c_blocked
@@ -135,7 +131,7 @@ class ReaderProcess:
                 return None
             time.sleep(_POLL_S)
 
-    def begin(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
+    def begin(self, path: Path, name: PackedName, memory: Tensor) -> ChunkReads | None:
         """Has an adapter read into ``memory``, uint8; None if the process can't now, or not into that.
 
         Starts the process if it is time.
@@ -143,7 +139,7 @@ class ReaderProcess:
         with self._lock:
             return self._send(path, name, memory) if self._look() else None
 
-    def begin_at_once(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
+    def begin_at_once(self, path: Path, name: PackedName, memory: Tensor) -> ChunkReads | None:
         """The same by a process that is ready. Never waits, nor starts anything: None also while others are at it."""
         if not self._lock.acquire(blocking=False):
             return None
@@ -158,7 +154,7 @@ class ReaderProcess:
             self._is_closed = True
             self._end()
 
-    def _send(self, path: Path, name: PackedName, memory: Tensor) -> "ProcessReads | None":
+    def _send(self, path: Path, name: PackedName, memory: Tensor) -> ChunkReads | None:
         offset, child, places = self._memory.file_offset(memory), self._child, chunk_ranges(memory.nbytes)
         if offset is None or child is None or not child.takes_jobs or not places:
             return None
@@ -170,7 +166,7 @@ class ReaderProcess:
             child.free_lanes[number] = lane
             return None
         end_silent, end_load = partial(self._end_silent, child), partial(self._end_load, child, number)
-        return ProcessReads(lane, places, self._watch, end_silent, end_load)
+        return ChunkReads(lane, dict(enumerate(places)), self._watch, end_silent, end_load)
 
     def _end_load(self, child: _Child, number: int, lane: socket.socket) -> None:
         with self._lock:
@@ -220,100 +216,8 @@ class ReaderProcess:
         self._child = None
 
 
-class ProcessReads:
-    """The reads of one adapter by the process. Within ``with`` it writes to the memory, and when that ends no more."""
-
-    def __init__(
-        self,
-        lane: socket.socket,
-        places: Sequence[range],
-        watch: DiskWatch,
-        end_silent: Callable[[bool], bool],
-        end: Callable[[socket.socket], None],
-    ) -> None:
-        """``places``: the chunks' in the memory.
-
-        ``end_silent`` ends the process if it can't go on, or in any case, and tells whether it is ended. ``end`` gets
-        the lane once there is nothing more to come.
-        """
-        self._lane = lane
-        self._left = dict(enumerate(places))
-        self._watch = watch
-        self._end_silent = end_silent
-        self._end = end
-        self._has_ended = False
-        self._error: Exception | None = None
-
-    def __enter__(self) -> "ProcessReads":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for _ in self._batches(lambda *_: None):
-            pass
-        self._end(self._lane)
-
-    @property
-    def left(self) -> Collection[range]:
-        """Places of chunks that were not read, after ``batches``: the process has died."""
-        return self._left.values()
-
-    def batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
-        """The chunks, in batches as they come, the last of them at once: without waiting for more.
-
-        Raises PackedFileInvalid or OSError if the file or a chunk is damaged, or can't be read.
-        """
-        yield from self._batches(on_open)
-        if self._error is not None:
-            raise self._error
-
-    def _batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
-        """The chunks that come until all have, or a failure, or the system has ended all threads of the process."""
-        patience, is_killed = Patience(self._watch), False
-        with ExitStack() as hanging:
-            while self._left and not self._has_ended:
-                records = self._receive(_KILL_S if is_killed else LOOK_S)
-                if records is None and is_killed:
-                    hanging.enter_context(self._watch.hanging())
-                    records = self._receive(None)
-                elif records is None:
-                    is_killed = self._end_silent(patience.is_over())
-                if records and (reads := self._take(records, on_open)):
-                    yield reads
-
-    def _receive(self, timeout_s: float | None) -> bytes | None:
-        """Records, none at the end; None after the timeout. One call of the system, which gives the GIL up once."""
-        timeout_us = 0 if timeout_s is None else int(1e6 * timeout_s) + 1  # 0: none
-        self._lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pack("ll", *divmod(timeout_us, 1_000_000)))
-        try:
-            records = self._lane.recv(_RECORDS_BYTES)
-        except BlockingIOError:
-            return None
-        self._has_ended = not records
-        return records
-
-    def _take(self, records: bytes, on_open: OnOpen) -> list[ChunkRead]:
-        reads = []
-        for number, error, begun_s, read_s, checked_s in RECORD.iter_unpack(records):
-            if number == FAILED:
-                self._error, self._has_ended = _error_of(error), True
-            elif number in (OPENED, OPENED_DIRECT):
-                on_open(number == OPENED_DIRECT, begun_s)
-            else:
-                self._watch.newest_chunk_s = checked_s
-                reads.append(ChunkRead(self._left.pop(number), begun_s, read_s, checked_s))
-        return reads
-
-
 def _socket_pair(opened: ExitStack, kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
     pair = socket.socketpair(socket.AF_UNIX, kind)
     for each in pair:
         opened.enter_context(each)
     return pair
-
-
-def _error_of(number: int) -> Exception:
-    if number == INVALID:
-        return PackedFileInvalid("it is damaged or cut short")
-    return OSError(number, os.strerror(number))

@@ -17,7 +17,7 @@ import yaml
 from punica_serve.bench.coldstart_loads import loads_run, store_link
 from punica_serve.bench.coldstart_loads.load_times import LoadClock
 from punica_serve.bench.coldstart_loads.store_link import measured_rate, store_server
-from punica_serve.engine.adapters import chunk_reads
+from punica_serve.engine.adapters import chunk_job
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.errors import ConfigError
 from waits import until
@@ -67,7 +67,7 @@ def test_packed_files_are_read_by_a_process_as_a_workers_are(
     def read(*_: Any) -> float:
         raise AssertionError("a thread reads a chunk")
 
-    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    monkeypatch.setattr(chunk_job, "read_checked", read)
     rows, _ = loads(cli, config_file, tmp_path / "out")
     assert rows[1]["place"] == "packed, page cache" and rows[1]["processor_ms"] > 0
 

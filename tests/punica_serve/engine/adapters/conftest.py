@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from packed_worker import Worker
 from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import chunk_reads
+from punica_serve.engine.adapters import chunk_job
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
@@ -142,9 +143,9 @@ def thread_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The starts of chunks that threads have read."""
     starts: list[int] = []
 
-    def read(file: RangeReader, chunk: Chunk) -> float:
+    def read(file: RangeReader, chunk: Chunk, *piece: Any) -> float:
         starts.append(chunk.place.start)
-        return read_checked(file, chunk)
+        return read_checked(file, chunk, *piece)
 
-    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    monkeypatch.setattr(chunk_job, "read_checked", read)
     return starts

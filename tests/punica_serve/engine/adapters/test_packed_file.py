@@ -14,7 +14,7 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import chunk_reads, packed_chunk, packed_file, packed_store
+from punica_serve.engine.adapters import chunk_job, packed_chunk, packed_file, packed_store
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_header import MAX_READERS, chunk_ranges
 from punica_serve.engine.adapters.packing import packed_memory
@@ -57,11 +57,11 @@ def test_after_a_damaged_chunk_no_other_is_begun(
     starts: list[int] = []
     original = packed_chunk.read_checked
 
-    def read(file: Any, chunk: Any) -> float:
-        starts.append(chunk.place.start)
-        return original(file, chunk)
+    def read(*arguments: Any) -> float:
+        starts.append(arguments[1].place.start)
+        return original(*arguments)
 
-    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    monkeypatch.setattr(chunk_job, "read_checked", read)
     copy = Worker(folder, model).load(ref)
     assert starts == [0] and len(packings) == 2
     assert equal(copy, Worker(folder.parent / "other", model).load(ref))

@@ -14,7 +14,7 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import chunk_reads, disk_watch, packed_chunk, packed_file, packed_store
+from punica_serve.engine.adapters import chunk_job, disk_watch, packed_chunk, packed_file, packed_store
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
 
@@ -71,7 +71,7 @@ def test_a_shortage_of_the_worker_drops_no_good_file(
 
     second = Worker(folder, model)
     with monkeypatch.context() as patch:
-        patch.setattr(packed_store, "open_own_file", fail)
+        patch.setattr(chunk_job, "open_own_file", fail)
         copy = second.load(ref)
     assert equal(copy, held(first, ref)) and second.store.has(ref)
     second.cache.release(copy)
@@ -92,16 +92,16 @@ def test_a_disk_that_hangs_holds_its_own_load_alone(
     fresh = [Worker(folder, model).load(ref) for ref in refs]
     packings.clear()
     worker = Worker(folder, model)
-    num_threads = worker.store._readers._max_workers
+    num_threads = worker.store._threads._num_threads
     begun, go_on, original = threading.Semaphore(0), threading.Event(), packed_chunk.read_checked
 
-    def read(file: Any, chunk: Any) -> float:
+    def read(*arguments: Any) -> float:
         if not go_on.is_set():
             begun.release()
             assert go_on.wait(DEADLINE_S)
-        return original(file, chunk)
+        return original(*arguments)
 
-    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    monkeypatch.setattr(chunk_job, "read_checked", read)
     monkeypatch.setattr(disk_watch, "_HANG_S", 0.02)
     hanging = worker.reader.start(refs[0])
     assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(num_threads))
@@ -125,11 +125,11 @@ def test_a_disk_that_is_slow_is_waited_for(
     packings.clear()
     original = packed_chunk.read_checked
 
-    def read(file: Any, chunk: Any) -> float:
+    def read(*arguments: Any) -> float:
         time.sleep(0.1)
-        return original(file, chunk)
+        return original(*arguments)
 
-    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    monkeypatch.setattr(chunk_job, "read_checked", read)
     monkeypatch.setattr(disk_watch, "_HANG_S", 0.5)
     worker = Worker(folder, model)
     reads = [worker.reader.start(ref) for ref in refs]

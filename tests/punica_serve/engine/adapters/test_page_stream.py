@@ -10,7 +10,7 @@ import torch
 
 from loader_harness import gate_reads
 from packed_loads import Gate, Make, check_pages, state
-from punica_serve.engine.adapters import chunk_reads, page_stream
+from punica_serve.engine.adapters import chunk_job, page_stream
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.lora_pool import LoraPool
@@ -61,9 +61,9 @@ def test_chunks_that_come_while_others_are_copied_are_one_copy(
     num_bytes = packed[0].num_bytes
     bytes_left, lock = num_bytes, Lock()
 
-    def read(file: RangeReader, chunk: Chunk) -> float:
+    def read(file: RangeReader, chunk: Chunk, *piece: Any) -> float:
         nonlocal bytes_left
-        seconds = read_checked(file, chunk)
+        seconds = read_checked(file, chunk, *piece)
         with lock:
             bytes_left -= len(chunk.memory)
             if bytes_left == 0:
@@ -79,7 +79,7 @@ def test_chunks_that_come_while_others_are_copied_are_one_copy(
         stretches.append(last - first)
         copy(pool, batch, first, last)
 
-    monkeypatch.setattr(chunk_reads, "read_checked", read)
+    monkeypatch.setattr(chunk_job, "read_checked", read)
     monkeypatch.setattr(LoraPool, "begin_parts", prepare_late)
     monkeypatch.setattr(LoraPool, "write_part", write)
     harness = make()

@@ -16,7 +16,7 @@ from cold_requests import evict as evict_all
 from packed_worker import Worker, equal
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters import disk_watch, reader_process
+from punica_serve.engine.adapters import chunk_reads, disk_watch, reader_process
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.reader_process import ReaderProcess
 from punica_serve.engine.engine import Engine
@@ -46,7 +46,7 @@ def _a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python").mkdir()
     (tmp_path / "python" / "sitecustomize.py").write_text(_SLOW_DISK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "python"), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(reader_process, "LOOK_S", 0.003)
+    monkeypatch.setattr(chunk_reads, "LOOK_S", 0.003)
     monkeypatch.setattr(disk_watch, "_HANG_S", 2 * DEADLINE_S)
 
 
