@@ -5,7 +5,6 @@ import multiprocessing
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,7 +12,6 @@ import uvloop
 
 from punica_serve.bench.control_plane.settings import LoadSettings
 from punica_serve.errors import ClusterUnavailable
-from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_process
 from punica_serve.process.memory_tuning import tune_gc
 
@@ -38,9 +36,7 @@ class LoadProcess:
         self._theirs = theirs
 
     def __enter__(self) -> "LoadProcess":
-        resource_tracker.ensure_running()  # its start unblocks Ctrl-C
-        with ctrl_c_blocked():
-            self._process.start()
+        self._process.start()
         self._theirs.close()
         return self
 

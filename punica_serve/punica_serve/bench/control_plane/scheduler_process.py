@@ -14,7 +14,6 @@ import yaml
 
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
-from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
 from punica_serve.process.run import TOKEN_ENV
 
@@ -42,7 +41,7 @@ class SchedulerProcess:
         self._command = (sys.executable, "-P", "-m", "punica_serve.cli", *arguments)
 
     def __enter__(self) -> "SchedulerProcess":
-        with self._log.open("wb") as log, ctrl_c_blocked():
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(self._command, env={**os.environ, TOKEN_ENV: self.token}, stderr=log)
         return self
 

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ def main(arguments: list[str]) -> None:
     os.sched_setaffinity(0, {core})
     own = share_of(number, num_processes, num_bytes)
     if way == "sockets":
-        with socket.socket(fileno=fd) as connection:
+        with socket.socket(fileno=fd) as connection, suppress(ConnectionError):  # the parent may leave in a round
             _echo_socket(connection, own.stop - own.start)
     else:
         _echo_memory(EchoMemory(fd, num_processes, num_bytes), number, own)

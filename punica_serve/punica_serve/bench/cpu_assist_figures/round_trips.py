@@ -121,9 +121,12 @@ def _socket_rounds(count: int, source: _Bytes, result: _Bytes) -> Iterator[_Roun
 
 @contextmanager
 def _processes(way: Way, fds: Sequence[int], num_bytes: int) -> Iterator[None]:
-    """One process for each file descriptor, on a core of its own as far as there are any. All have ended afterwards."""
+    """One process for each file descriptor, on a core of its own as far as there are any. All have ended afterwards,
+    at once where an exception came: nobody has told them to end then.
+    """
     cores = sorted(os.sched_getaffinity(0), reverse=True)
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
+    grace_s = 0.0
     try:
         for number, fd in enumerate(fds):
             numbers = (cores[number % len(cores)], fd, number, len(fds), num_bytes)
@@ -131,6 +134,7 @@ def _processes(way: Way, fds: Sequence[int], num_bytes: int) -> Iterator[None]:
             with ctrl_c_blocked():
                 started.append(subprocess.Popen(command, pass_fds=(fd,)))
         yield
+        grace_s = _END_TIMEOUT_S
     finally:
         for process in started:
-            end_program(process, _END_TIMEOUT_S)
+            end_program(process, grace_s)
