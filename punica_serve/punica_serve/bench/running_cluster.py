@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from punica_serve.bench.frontend.processes import ProcessFigures
+from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-#: `man 3 clock_getcpuclockid`: the clock of a process counts its threads' time on cores.
-_CPUCLOCK_SCHED = 2
+from punica_serve.bench.process_figures import ProcessFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +88,7 @@ _NOTHING = _ThreadTimes()
 
 
 def _processor_s(processes: Sequence[int]) -> float:
-    """Time of all threads that these processes have had. Others than this one are there on Linux alone."""
-    own = os.getpid()
-    clocks = [(~process << 3) | _CPUCLOCK_SCHED for process in processes if process != own]
-    return time.process_time() + sum(map(time.clock_gettime, clocks))
+    return sum(ProcessFigures(process).cpu_s for process in processes)
 
 
 def _thread_times(processes: Sequence[int]) -> dict[str, _ThreadTimes]:

@@ -50,7 +50,7 @@ async def _measure(scheduler: SchedulerProcess, num_requests: int) -> float:
                     pass
             if reply.cluster.queue_length != first + count:
                 raise ProtocolError(f"{reply.cluster.queue_length} requests wait instead of {first + count}")
-            return scheduler.resident_bytes
+            return scheduler.figures.resident_bytes
 
         # The first thousand fill the allocator's pools and the scheduler's event log.
         before = await add(2_000, 0)

@@ -131,10 +131,10 @@ def _measure(
         gpus.look()
         wait(settings.settling_s)
         clients.look()
-        cpu_s, idle_before_s, started_s = scheduler.cpu_s, idle_s(), time.monotonic()
+        cpu_s, idle_before_s, started_s = scheduler.figures.cpu_s, idle_s(), time.monotonic()
         wait(settings.seconds)
         arrivals = clients.look()
-        cpu_s, seconds = scheduler.cpu_s - cpu_s, time.monotonic() - started_s
+        cpu_s, seconds = scheduler.figures.cpu_s - cpu_s, time.monotonic() - started_s
         idle_share = (idle_s() - idle_before_s) / seconds / (os.cpu_count() or 1)
         if not arrivals.num_tokens:
             raise ClusterUnavailable(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
 from punica_serve.process.ending import end_program
@@ -61,15 +62,8 @@ class SchedulerProcess:
             time.sleep(0.05)
 
     @property
-    def cpu_s(self) -> float:
-        """The process's CPU time so far, user and system."""
-        fields = (_PROC / str(self._process.pid) / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def resident_bytes(self) -> int:
-        pages = (_PROC / str(self._process.pid) / "statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    def figures(self) -> ProcessFigures:
+        return ProcessFigures(self._process.pid)
 
 
 def idle_s() -> float:

@@ -5,35 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.errors import ConfigError
 from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
 from punica_serve.process.run import TOKEN_ENV
 
 _PROC = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessFigures:
-    """The kernel's statistics of a running process."""
-
-    pid: int
-
-    @property
-    def cpu_s(self) -> float:
-        """The process's CPU time so far, user and system."""
-        fields = (_PROC / str(self.pid) / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def resident_bytes(self) -> int:
-        pages = (_PROC / str(self.pid) / "statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import httpx
 from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.bench.frontend.processes import ProcessFigures
+from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.bench.serving.http_stream import HttpClient
 from punica_serve.bench.serving.load_loops import Client, LoadRun, closed_loop, long_prompts, poisson
 from punica_serve.bench.serving.served_times import LongPromptResult, ServingResult, beside_long_prompts, result_of
