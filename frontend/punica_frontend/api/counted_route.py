@@ -1,6 +1,5 @@
 """Route classes that count every request, even one refused before its handler is called."""
 
-import traceback
 from collections.abc import Callable
 from inspect import iscoroutinefunction, signature
 from typing import Any, get_type_hints
@@ -54,7 +53,6 @@ def _route(on_refused: Callable[[], None], refusal: Refusal | None) -> type[APIR
             try:
                 response = await self.endpoint(await request.checked(self._body), request)
             except (RequestValidationError, HTTPException) as error:
-                _drop_body(error)
                 on_refused()
                 if refusal and not _is_of_transport(error):
                     raise refusal(error) from None
@@ -70,13 +68,6 @@ def _check_called_alone(route: APIRoute) -> None:
     if route.dependant.dependencies or names != ["body", "request"] or not iscoroutinefunction(route.endpoint):
         message = "takes `body` and `request` alone, without dependencies, and is a coroutine function"
         raise TypeError(f"{route.path}: an endpoint of a counted route {message}")
-
-
-def _drop_body(error: Exception) -> None:
-    """Clears the frames that raised the error. They hold it, and the parsed body, in a cycle that would stay until a
-    garbage collection: tens of megabytes for a long body.
-    """
-    traceback.clear_frames(error.__traceback__)
 
 
 def _is_of_transport(error: RequestValidationError | HTTPException) -> bool:

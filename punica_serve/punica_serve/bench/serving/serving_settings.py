@@ -9,7 +9,6 @@ from punica_serve.errors import ConfigError
 
 #: engine: none of the stack, the bare engine in this process.
 ApiName = Literal["http", "websocket", "engine"]
-APIS: tuple[ApiName, ...] = ("http", "websocket", "engine")
 
 #: Deadline of one request; its answer counts as failed after it.
 REQUEST_TIMEOUT_S = 300.0

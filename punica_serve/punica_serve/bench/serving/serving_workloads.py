@@ -14,7 +14,6 @@ WorkloadName = Literal["ours", "prompt_heavy", "answer_heavy", "shared_prefixes"
 #: grouped is the Distinct of shared prefixes: an adapter for each group.
 PopulationName = Literal["distinct", "skewed", "base"]
 
-WORKLOADS: tuple[WorkloadName, ...] = ("ours", "prompt_heavy", "answer_heavy", "shared_prefixes")
 POPULATIONS: tuple[PopulationName, ...] = ("distinct", "skewed", "base")
 
 _SYSTEM_PROMPT_TOKENS = 1000

@@ -62,9 +62,6 @@ TRANSITIONS: dict[LoadState, frozenset[LoadState]] = {
     LoadState.DROPPED: frozenset(),
 }
 
-#: In these states another thread or process works on it.
-_RUNNING = (LoadState.FETCHING, LoadState.READING, LoadState.LATE)
-
 
 @dataclass(slots=True, eq=False)
 class HostLoad:

@@ -37,8 +37,6 @@ MAX_LOADS = 8
 _RESTART_S = 60.0
 #: A process that is not ready so long after its start is killed.
 _START_S = 60.0
-#: The records of more chunks than an adapter has.
-_RECORDS_BYTES = 1 << 16
 _POLL_S = 0.01
 #: A process that was killed ends within that time, unless it waits for a disk.
 _KILL_S = 1.0

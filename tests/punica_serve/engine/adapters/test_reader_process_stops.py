@@ -20,7 +20,6 @@ from punica_serve.engine.adapters import chunk_reads, disk_watch, reader_process
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.reader_process import ReaderProcess
 from punica_serve.engine.engine import Engine
-from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 from reader_processes import evict, pid_of, process_of, streaming, wait_for, wait_until_ready, warnings
@@ -50,24 +49,16 @@ def _a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_watch, "_HANG_S", 2 * DEADLINE_S)
 
 
-@pytest.fixture
-def slow_worker(folder: Path, model: ModelConfig) -> Iterator[Worker]:
-    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
-    wait_until_ready(process_of(worker))
-    yield worker
-    worker.reader.close()
-
-
 def test_a_slow_disk_is_waited_for(
-    slow_worker: Worker, ref: AdapterRef, made: HostCopy, thread_reads: list[int], caplog: pytest.LogCaptureFixture
+    worker: Worker, ref: AdapterRef, made: HostCopy, thread_reads: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    pid = pid_of(slow_worker)
-    assert equal(slow_worker.load(ref), made)
-    assert pid_of(slow_worker) == pid and not thread_reads and not warnings(caplog)
+    pid = pid_of(worker)
+    assert equal(worker.load(ref), made)
+    assert pid_of(worker) == pid and not thread_reads and not warnings(caplog)
 
 
 def test_what_a_stopped_process_has_left_is_read_at_once_and_another_one_takes_its_place(
-    slow_worker: Worker,
+    worker: Worker,
     model: ModelConfig,
     refs: list[AdapterRef],
     folder: Path,
@@ -81,8 +72,8 @@ def test_what_a_stopped_process_has_left_is_read_at_once_and_another_one_takes_i
     fresh = [Worker(folder, model).load(ref) for ref in refs]
     thread_reads.clear()
     packings.clear()
-    watch, pid = slow_worker.store._watch, pid_of(slow_worker)
-    loads = [streaming(model)(slow_worker, ref) for ref in refs]
+    watch, pid = worker.store._watch, pid_of(worker)
+    loads = [streaming(model)(worker, ref) for ref in refs]
     wait_for(lambda: watch.newest_chunk_s)
     os.kill(pid, signal.SIGSTOP)
     copies = [load.result(DEADLINE_S) for load in loads]
@@ -91,10 +82,10 @@ def test_what_a_stopped_process_has_left_is_read_at_once_and_another_one_takes_i
     assert "stopped by a signal" in warning
 
     monkeypatch.setattr(reader_process, "_RESTART_S", 0.0)
-    wait_until_ready(process_of(slow_worker))
+    wait_until_ready(process_of(worker))
     thread_reads.clear()
-    evict(slow_worker, copies[0])
-    assert equal(slow_worker.load(refs[0]), fresh[0]) and not thread_reads and pid_of(slow_worker) != pid
+    evict(worker, copies[0])
+    assert equal(worker.load(refs[0]), fresh[0]) and not thread_reads and pid_of(worker) != pid
 
 
 def test_no_token_is_lost_while_the_process_is_stopped_again_and_again(
