@@ -1,21 +1,25 @@
 """The wait of a request whose adapter is not on the device, and its effect on other requests.
 
 All places of the batch but one decode, each with its own adapter. A stream of requests arrives, one after the other,
-each with an adapter that is only in host memory, or only in files: packed by an earlier load, or not yet. For
-comparison, another stream uses adapters that are all on the device. The two alternate in their order from round to
-round. The device has room for all warm adapters and a few cold ones, which are evicted for the next.
+each with an adapter that is only in host memory, only in files, packed by an earlier load or not yet, or only in a
+store, whose server and downloads are processes of their own. For comparison, another stream uses adapters that are all
+on the device. The two alternate in their order from round to round. The device has room for all warm adapters and a few
+cold ones, which are evicted for the next.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from rich.progress import Progress
 
 from punica_serve.bench.coldstart_stream import ColdstartSettings, StreamTimes, run_stream
 from punica_serve.bench.driver import preload
+from punica_serve.bench.limited_store.limited_store import LimitedStore, limited_store
+from punica_serve.bench.limited_store.store_link import FILES, allowed_s
 from punica_serve.bench.page_cache import cached_share, forget, read_once
 from punica_serve.bench.random_adapters import (
     adapter_files,
@@ -26,6 +30,7 @@ from punica_serve.bench.random_adapters import (
 )
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import timed
+from punica_serve.engine.adapters.host_loader import no_fetch
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError, RequestFailed
 from punica_serve.protocol import AdapterRef
@@ -78,18 +83,30 @@ class CachedShares:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTimes:
+    """The store of cold adapters."""
+
+    #: Bytes per second of its server, as measured before each stream.
+    rate: float
+    #: The goal for a load of one adapter.
+    allowed_s: float
+
+
+@dataclass(slots=True)
 class ColdstartMeasured:
     """The times of both kinds of streams."""
 
-    warm: StreamTimes
-    cold: StreamTimes
+    warm: StreamTimes = field(default_factory=StreamTimes)
+    cold: StreamTimes = field(default_factory=StreamTimes)
     #: The packed files of cold streams.
     cached: CachedShares = field(default_factory=CachedShares)
+    #: None if cold adapters were on this host.
+    store: StoreTimes | None = None
 
 
 def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> ColdstartMeasured:
     """Raises RequestFailed if a request fails, or if the warm ones end before the stream does, and ConfigError if
-    packed files can't be taken out of the page cache.
+    packed files can't be taken out of the page cache, or the store's server does not start.
     """
     # Adapters of the requests that decode all the time, and of the warm stream.
     num_warm = settings.batch_size - 1 + settings.num_arrivals
@@ -102,17 +119,24 @@ def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> Co
         num_host=num_warm + num_cold,
         num_resident=num_warm + _COLD_RESIDENT,
     ).model_copy(update={"cold_start": settings.mode})
-    measured = ColdstartMeasured(StreamTimes(), StreamTimes())
-    with adapter_files(settings.folder) as folder:
+    measured = ColdstartMeasured()
+    with adapter_files(settings.folder) as folder, ExitStack() as opened:
         cache = PackedCache(folder / "cache", CACHE_BYTES)
+        store = _open_store(settings, folder, cache, opened)
+        fetch = no_fetch if store is None else store.fetch
         with timed(progress, "engine"), _advising(num_warm + _COLD_RESIDENT):
-            engine = Engine(config, str(subject.device), packed_cache=cache)
+            engine = Engine(config, str(subject.device), fetch, cache)
         try:
             task = progress.add_task("random adapters", total=num_warm + num_cold)
             refs = fill_host_cache(engine, num_host, settings.rank, subject.dtype, lambda: progress.advance(task))
             if settings.source != "host":
                 refs += write_folders(
-                    folder, subject.model, num_cold, settings.rank, subject.device, lambda: progress.advance(task)
+                    folder / FILES,
+                    subject.model,
+                    num_cold,
+                    settings.rank,
+                    subject.device,
+                    lambda: progress.advance(task),
                 )
             if settings.has_packed_files:
                 task = progress.add_task("packing", total=num_cold)
@@ -121,10 +145,26 @@ def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> Co
                 with timed(progress, "writing back"):
                     os.sync()  # so that the disk is idle while streams run
             open_packed = partial(packed_file, cache=cache, model=subject.model, dtype=subject.dtype)
-            _run_rounds(engine, refs[:num_warm], refs[num_warm:], settings, measured, open_packed, progress)
+            warm, cold = refs[:num_warm], refs[num_warm:]
+            if store is not None:
+                cold = [store.remote(ref) for ref in cold]
+            _run_rounds(engine, warm, cold, settings, measured, open_packed, store, progress)
+            if store is not None:
+                measured.store = StoreTimes(store.rate, allowed_s(cold[0].num_bytes, store.rate))
         finally:
             engine.close()
     return measured
+
+
+def _open_store(
+    settings: ColdstartSettings, folder: Path, cache: PackedCache, opened: ExitStack
+) -> LimitedStore | None:
+    """The store of cold adapters, which ends with ``opened``; None if they are on this host."""
+    if settings.store is None:
+        return None
+    return opened.enter_context(
+        limited_store(settings.store, settings.store_gb_per_s * 1e9, folder, cache.folder, CACHE_BYTES)
+    )
 
 
 @contextmanager
@@ -144,6 +184,7 @@ def _run_rounds(
     settings: ColdstartSettings,
     measured: ColdstartMeasured,
     open_packed: OpenPacked,
+    store: LimitedStore | None,
     progress: Progress,
 ) -> None:
     """Each round's cold stream uses new adapters; the warm one always uses the same."""
@@ -160,6 +201,8 @@ def _run_rounds(
                 measured.cached.fill(adapters, open_packed)
             elif settings.source == "disk":
                 measured.cached.empty(adapters, open_packed)
+            elif store is not None:
+                store.measure_rate(adapters)
             check_place(engine, adapters, is_cold=is_cold)
             times = measured.cold if is_cold else measured.warm
             run_stream(engine, beside, adapters, settings, times, run=f"{'cold' if is_cold else 'warm'}-{number}")

@@ -38,8 +38,11 @@ _COLD: dict[Source, str] = {
     "packed": "cold, packed, in the page cache",
     "disk": "cold, packed on the disk",
     "files": "cold, in files",
+    "http": "cold, in a store over HTTP",
+    "s3": "cold, in a store over S3",
 }
 _STRETCH = "p99 between tokens, cold / warm"
+_STORE = "first token, cold - warm, over 1.25 x the bytes' time at the store's rate and 50 ms"
 _NOTE = "first token: from a request's arrival; others: requests that decode beside the stream, while it runs"
 
 
@@ -62,9 +65,14 @@ def make_report(subject: Subject, settings: ColdstartSettings, measured: Coldsta
     facts: dict[str, Value] = {"first token, cold - warm, mean ms": added_ms}
     if settings.batch_size > 1:
         facts[_STRETCH] = stretched = _number(cold, "between_ms_p99") / _number(warm, "between_ms_p99")
+    if measured.store is not None:
+        facts["the store's rate, GB/s"] = measured.store.rate / 1e9
+        facts[_STORE] = over_store = added_ms / 1e3 / measured.store.allowed_s
     if settings.batch_size > 1 and subject.on_gpu and subject.model.name == GOAL_SHAPE:
         bounds = goals().coldstart
         found = [Goal(bounds["inter_token_stretch"], stretched)]
+        if measured.store is not None:
+            found.append(Goal(bounds["store"], over_store))
         if (bound := bounds.get(f"{settings.source}-{settings.rank}")) is not None:
             found.append(Goal(bound, added_ms))
         tables.append(goals_table(found))

@@ -12,6 +12,7 @@ import numpy as np
 from punica_serve.bench.driver import step
 from punica_serve.bench.first_token_phases import FirstToken, StepGap
 from punica_serve.bench.host_counters import HostCounters
+from punica_serve.bench.limited_store.store_link import Store
 from punica_serve.bench.thread_clock import ThreadClock, ThreadLap
 from punica_serve.config.engine_section import ColdStart
 from punica_serve.engine.adapters.load_trace import LoadTrace
@@ -24,8 +25,10 @@ _PROMPT_SEED = 7
 #: Steps in which all warm requests decode before the stream begins.
 _SETTLING_STEPS = 10
 
-#: packed: packed files in the page cache. disk: the same, which the page cache lacks.
-Source = Literal["host", "packed", "disk", "files"]
+#: packed: packed files in the page cache. disk: the same, which the page cache lacks. http, s3: a store.
+Source = Literal["host", "packed", "disk", "files", "http", "s3"]
+
+_STORES: dict[Source, Store] = {"http": "HTTP", "s3": "S3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,13 @@ class ColdstartSettings:
     mode: ColdStart = "layerwise"
     #: Folder for temporary adapter files; None means the system's.
     folder: Path | None = None
+    #: The rate of the store's server, at most.
+    store_gb_per_s: float = 1.0
+
+    @property
+    def store(self) -> Store | None:
+        """The protocol of the cold adapters' store; None if they are on this host."""
+        return _STORES.get(self.source)
 
     @property
     def has_packed_files(self) -> bool:

@@ -19,6 +19,7 @@ from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.report import leave
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError, RequestFailed
 from punica_serve.protocol import AdapterRef
@@ -34,11 +35,13 @@ def subject(tiny_llama: Path) -> Subject:
     return Subject.of(config, "cpu")
 
 
-@pytest.fixture(scope="module", params=["host", "packed", "disk", "files"])
+@pytest.fixture(scope="module", params=["host", "packed", "disk", "files", "http", "s3"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Source:
     chosen: Source = request.param
     if chosen == "disk" and not _can_be_forgotten(tmp_path_factory.mktemp("disk") / "file"):
         pytest.skip("temporary files are not on a disk")
+    if chosen == "s3":
+        pytest.importorskip("s3fs", reason="needs the extra s3")
     return chosen
 
 
@@ -131,8 +134,23 @@ def test_it_says_where_the_time_of_first_tokens_went(
         # A request that waited for its place may have had its adapter read to host memory before.
         assert 0 < int(chunks["num_loads"] or 0) <= SETTINGS.num_rounds * SETTINGS.num_arrivals
         assert report.facts["packed files in the page cache, % as streams begin"] == (100 if source == "packed" else 0)
+    fetching = [row for row in tables["phases"] if row["phase"] == LoadPhase.FETCHING.value]
+    assert bool(fetching) == (source in ("http", "s3"))
     if source == "packed":
         assert chunks["direct_share"] == 0
+
+
+def test_a_store_has_its_rate_and_its_goal(subject: Subject, source: Source, measured: ColdstartMeasured) -> None:
+    facts = make_report(subject, replace(SETTINGS, source=source), measured).facts
+    over = "first token, cold - warm, over 1.25 x the bytes' time at the store's rate and 50 ms"
+    if source not in ("http", "s3"):
+        assert measured.store is None and over not in facts
+        return
+    assert measured.store is not None and 0 < measured.store.rate <= 1.2e9 and measured.store.allowed_s > 0.05
+    added_ms = facts["first token, cold - warm, mean ms"]
+    assert isinstance(added_ms, float)
+    assert facts[over] == pytest.approx(added_ms / 1e3 / measured.store.allowed_s)
+    assert facts["the store's rate, GB/s"] == measured.store.rate / 1e9
 
 
 def test_files_that_the_page_cache_keeps_are_not_called_on_the_disk(

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,15 @@ from rich.progress import Progress
 from punica_serve.adapters.folder import WEIGHTS_NAME
 from punica_serve.bench.coldstart import CACHE_BYTES
 from punica_serve.bench.coldstart_loads.load_times import LoadClock, LoadTime, PlaceTimes
-from punica_serve.bench.coldstart_loads.store_link import FILES, STORES, Store, StoreLink, measured_rate, store_server
+from punica_serve.bench.limited_store.store_link import (
+    FILES,
+    STORES,
+    Store,
+    StoreLink,
+    allowed_s,
+    is_spoken,
+    store_server,
+)
 from punica_serve.bench.page_cache import forget, sequential_rate
 from punica_serve.bench.random_adapters import adapter_files, pack_to_disk, packed_file, write_folders
 from punica_serve.bench.subject import Subject
@@ -33,8 +40,8 @@ from punica_serve.store.disk_cache import DiskCache
 from punica_serve.store.packed_folder import PackedCache
 
 _TIMEOUT_S = 60.0
-#: Time allowed to a load beside its bytes' time at the rate of the disk, and of the store.
-_DISK_S, _STORE_S, _STORE_SHARE = 0.005, 0.05, 1.25
+#: Time allowed to a load beside its bytes' time at the rate of the disk.
+_DISK_S = 0.005
 
 Times = TypeVar("Times", PlaceTimes, PlaceTimes | None)
 
@@ -153,7 +160,7 @@ class _Loads:
 
     def from_store(self, store: Store, folder: Path, bytes_per_s: float, on_load: OnLoad) -> PlaceTimes | None:
         """From a server of ``folder``, by way of the host's cache folder, and the server's rate."""
-        if store == "S3" and importlib.util.find_spec("s3fs") is None:
+        if not is_spoken(store):
             return None
         cache = PackedCache(folder / f"downloads-{store}", 0)  # nothing packed is kept
         packed_store = PackedStore(cache, self._subject.model, self._subject.dtype)
@@ -167,12 +174,11 @@ class _Loads:
         times = []
         try:
             for ref in self._refs:
-                path = f"{FILES}/{Path(ref.uri).name}"
-                rate = measured_rate(link.port, f"/{path}/{WEIGHTS_NAME}", ref.num_bytes)
+                rate = link.measured_rate(ref)
                 clock = LoadClock()
-                local = replace(ref, uri=str(await disk_cache.fetch(replace(ref, uri=link.uri(store, path)))))
+                local = replace(ref, uri=str(await disk_cache.fetch(replace(ref, uri=link.uri(store, ref)))))
                 self._load(reader, local)
-                times.append(clock.time(_STORE_SHARE * ref.num_bytes / rate + _STORE_S, rate))
+                times.append(clock.time(allowed_s(ref.num_bytes, rate), rate))
                 disk_cache.release(ref.digest)
                 await disk_cache.forget(ref.digest)  # so the next one's pages of the page cache were used before too
                 on_load()

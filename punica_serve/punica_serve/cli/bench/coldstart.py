@@ -14,6 +14,7 @@ from punica_serve.cli.bench.engine_options import (
     EngineDeviceOption,
     RankOption,
     ShapeOption,
+    StoreRateOption,
     subject_of,
 )
 from punica_serve.process.outputs import check_folder
@@ -29,8 +30,9 @@ _GAP_HELP = (
 
 
 _FROM_HELP = (
-    "Where cold adapters are: in host memory, in packed files that the page cache has (packed) or lacks (disk), or in"
-    " folders that were never read (files)."
+    "Where cold adapters are: in host memory, in packed files that the page cache has (packed) or lacks (disk), in"
+    " folders that were never read (files), or in a store of this machine (http, s3). Loads of the last three may take"
+    " longer than `--gap-ms`: raise it."
 )
 
 
@@ -46,6 +48,8 @@ class _Source(StrEnum):
     PACKED = "packed"
     DISK = "disk"
     FILES = "files"
+    HTTP = "http"
+    S3 = "s3"
 
 
 def command(
@@ -63,6 +67,7 @@ def command(
     prompt_tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens of each prompt.")] = 128,
     mode: Annotated[_Mode, typer.Option(help="How cold requests start (`engine.cold_start`).")] = _Mode.LAYERWISE,
     folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary adapter files.")] = None,
+    store_gbps: StoreRateOption = 1.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure the time to first token when the adapter is not on the device, and the effect on other requests."""
@@ -80,6 +85,7 @@ def command(
         num_prompt_tokens=prompt_tokens,
         mode=mode.value,
         folder=folder,
+        store_gb_per_s=store_gbps,
     )
     subject = subject_of(config, shape, device)
 

@@ -12,6 +12,7 @@ from punica_serve.cli.bench.engine_options import (
     EngineDeviceOption,
     RankOption,
     ShapeOption,
+    StoreRateOption,
     subject_of,
 )
 from punica_serve.process.outputs import check_folder
@@ -25,12 +26,7 @@ def command(
     loads: Annotated[
         int, typer.Option(min=1, max=1_000, help="Loads from each place, of which the median counts.")
     ] = 5,
-    store_gbps: Annotated[
-        float,
-        typer.Option(
-            "--store-gbps", min=0.001, max=1_000, metavar="GB/S", help="The rate that the store's server keeps to."
-        ),
-    ] = 1.0,
+    store_gbps: StoreRateOption = 1.0,
     folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder for temporary files, on the disk to be measured.")
     ] = None,

@@ -37,6 +37,10 @@ EngineDeviceOption = Annotated[
     str | None, typer.Option("--device", help="Device to measure. Default: the config's first, or cuda:0 for a shape.")
 ]
 RankOption = Annotated[int, typer.Option("--rank", min=1, max=128, help="Rank of the random adapters.")]
+StoreRateOption = Annotated[
+    float,
+    typer.Option("--store-gbps", min=0.001, max=1_000, metavar="GB/S", help="The rate that a store's server keeps to."),
+]
 ShardOption = Annotated[
     str | None,
     typer.Option(

@@ -6,8 +6,10 @@ from enum import Enum
 
 
 class LoadPhase(Enum):
-    """The parts of a load, in their order. A load that does not come from a packed file lacks some."""
+    """The parts of a load, in their order. Each load lacks some: by where the adapter comes from."""
 
+    #: Until its files are on this host.
+    FETCHING = "fetching its files from the store"
     #: Until the step loop or a thread begins with it.
     READER = "waiting for a reader thread"
     #: Until its host memory is taken.
@@ -18,6 +20,8 @@ class LoadPhase(Enum):
     READING = "reading, checking and queueing chunks"
     #: Until the thread that began with it knows.
     ENDING = "noticing the last chunk"
+    #: Until a folder is read, checked and packed.
+    PACKING = "reading and packing its folder"
     #: Until the step loop knows: from here on a step may use it, or wait for its last copies.
     STAGING = "waiting for the step loop to see it"
     #: Until all of it is on the device.

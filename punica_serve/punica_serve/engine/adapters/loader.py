@@ -18,7 +18,7 @@ from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, Ada
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords
-from punica_serve.engine.adapters.load_trace import LoadTrace
+from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -245,6 +245,8 @@ class AdapterLoader:
         entry = self.adapters.get(ref.digest)
         if not self._may_stream or entry is None or not entry.refcount or not entry.is_loading:
             return None
+        if "://" in ref.uri:
+            entry.trace.end(LoadPhase.FETCHING)
         if entry.stream is None and self._take_pages(entry):
             entry.begin_stream(self._writer.stream(entry.pages, entry.trace))
         return entry.stream

@@ -130,7 +130,10 @@ class AdapterReader:
         if (origin := origin_digest(ref)) is not None:
             return self._host_cache.share(ref.digest, origin)
         number = dummy_number(ref)
-        return self._read_folder(ref) if number is None else self._make_dummy(ref, number)
+        copy = self._read_folder(ref) if number is None else self._make_dummy(ref, number)
+        if stream is not None:
+            stream.trace.end(LoadPhase.PACKING)
+        return copy
 
     def _make_dummy(self, ref: AdapterRef, number: int) -> HostCopy:
         def pack(memory: Tensor) -> PackedAdapter:

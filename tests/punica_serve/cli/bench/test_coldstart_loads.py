@@ -1,12 +1,9 @@
-"""`punica-serve bench coldstart-loads`, from its options to its file, and the server of its last row."""
+"""`punica-serve bench coldstart-loads`, from its options to its file."""
 
 import asyncio
 import json
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from punica_serve.bench.coldstart_loads import loads_run, store_link
+from punica_serve.bench.coldstart_loads import loads_run
 from punica_serve.bench.coldstart_loads.load_times import LoadClock
-from punica_serve.bench.coldstart_loads.store_link import measured_rate, store_server
 from punica_serve.engine.adapters import chunk_job
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.errors import ConfigError
 from waits import until
 
 
@@ -97,42 +92,3 @@ def test_a_cache_that_is_not_shown_to_be_empty_measures_no_disk(
     rows, figures = loads(cli, config_file, tmp_path / "out")
     (disk,) = (row for row in rows if row["place"] == "packed, disk")
     assert disk["ms"] is None and "not measured" in disk["yardstick"] and len(figures) == 4
-
-
-def test_the_server_keeps_to_its_rate_and_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(b"x")
-    folder = tmp_path / "files"
-    folder.mkdir()
-    (folder / "file").write_bytes(bytes(range(256)) * 8192)  # 2 MiB
-    with store_server(folder, 8e6) as link:
-        url = f"http://127.0.0.1:{link.port}"
-        request = urllib.request.Request(f"{url}/file", headers={"Range": "bytes=300-309"})
-        with urllib.request.urlopen(request, timeout=10) as response:
-            assert response.status == 206 and response.read() == bytes(range(44, 54))
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/../secret", timeout=10)
-        started_s = time.perf_counter()
-        assert measured_rate(link.port, "/file", 2 << 20) <= 8e6 * 1.2
-        assert time.perf_counter() - started_s >= 0.2
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        ("import time; time.sleep(60)", "did not start within 0.5 s"),
-        ("print('80', end='', flush=True); import time; time.sleep(60)", "did not start within 0.5 s"),
-        ("", "ended before it listened"),
-    ],
-)
-def test_a_server_that_does_not_start_holds_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
-) -> None:
-    (tmp_path / "other_server.py").write_text(module)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(store_link, "_MODULE", "other_server")
-    monkeypatch.setattr(store_link, "_START_TIMEOUT_S", 0.5 if module else 30.0)
-    monkeypatch.setattr(store_link, "_END_TIMEOUT_S", 0.1)
-    started_s = time.perf_counter()
-    with pytest.raises(ConfigError, match=message), store_server(tmp_path, 1e9):
-        pass
-    assert time.perf_counter() - started_s < 30

@@ -2,7 +2,7 @@
 
 To clients of S3 the folders in it are buckets: for reading an object, that protocol is HTTP with two more headers.
 
-python -m punica_serve.bench.coldstart_loads.store_server FOLDER BYTES_PER_S     # prints its port
+python -m punica_serve.bench.limited_store.store_server FOLDER BYTES_PER_S     # prints its port
 """
 
 import os
