@@ -28,7 +28,7 @@ from punica_kernels.long_prompts import LONG_PROMPT_BLOCK_M, are_long_prompts
 from punica_kernels.members import Indices
 from punica_kernels.shared_prefixes import NO_GROUPS, PrefixGroups
 from punica_kernels.sharing_walks import RowBlocks
-from punica_kernels.tile_fields import ROW_WORDS, SHARING_TILE_WORDS, TILE_WORDS, RowField, TileField
+from punica_kernels.tile_fields import ROW_WORDS, SHARING_TILE_WORDS, TILE_WORDS, RowField, WorkTileField
 
 #: Rows of a program (BLOCK_M), a query row of one head each: the smallest tensor-core tile, and a prefill's.
 _MIN_BLOCK_M, _PREFILL_BLOCK_M = 16, 64
@@ -182,13 +182,13 @@ class AttentionShape:
         if self.shares_prefixes:
             rows = RowBlocks.of(requests, groups, self.block_queries, self.window)
             walks = rows.walks(requests, page_size, self.window)
-            num_splits, split_pages = self._splits(walks[:, TileField.NUM_TOKENS], page_size)
+            num_splits, split_pages = self._splits(walks[:, WorkTileField.NUM_TOKENS], page_size)
             places = words[self.max_tiles * self.tile_words :].reshape(-1, ROW_WORDS)[: len(rows.requests)]
             places[:, RowField.ROW] = starts[rows.requests]
             places[:, RowField.NUM_SPLITS] = rows.write_splits(walks, num_splits)
         else:
             walks = block_walks(requests, self.block_queries, page_size, self.window)
-            num_splits, split_pages = self._splits(walks[:, TileField.NUM_TOKENS], page_size)
+            num_splits, split_pages = self._splits(walks[:, WorkTileField.NUM_TOKENS], page_size)
             write_splits(walks, num_splits)
         tiles = divide(walks, num_splits, split_pages, page_size)
         words[: tiles.size] = tiles.ravel()

@@ -1,7 +1,7 @@
 """Which blocks of query rows walk over which parts of their contexts, and how walks are divided into tiles.
 
-A walk is a tile that is not divided yet: a row of a table with the columns of `TileField`. Usually a block is some rows
-of one request, with one walk over what they see. `punica_kernels.sharing_walks` has those of requests that share
+A walk is a tile that is not divided yet: a row of a table with the columns of `WorkTileField`. Usually a block is some
+rows of one request, with one walk over what they see. `punica_kernels.sharing_walks` has those of requests that share
 prefixes.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from punica_kernels.members import Indices, enumerate_members
-from punica_kernels.tile_fields import TILE_WORDS, TileField
+from punica_kernels.tile_fields import TILE_WORDS, WorkTileField
 
 
 class Requests(NamedTuple):
@@ -33,11 +33,11 @@ def block_walks(requests: Requests, block_queries: int, page_size: int, window: 
     skipped = skipped_pages(last_visible, page_size, window)
     last_visible -= skipped * page_size
     walks = np.empty((len(request), TILE_WORDS), np.int64)
-    walks[:, TileField.FIRST_ROW] = requests.query_starts[request] + first_row
-    walks[:, TileField.NUM_ROWS] = num_rows
-    walks[:, TileField.FIRST_PAGE] = requests.first_pages[request] + skipped
-    walks[:, TileField.NUM_TOKENS] = last_visible + num_rows
-    walks[:, TileField.LAST_VISIBLE] = last_visible
+    walks[:, WorkTileField.FIRST_ROW] = requests.query_starts[request] + first_row
+    walks[:, WorkTileField.NUM_ROWS] = num_rows
+    walks[:, WorkTileField.FIRST_PAGE] = requests.first_pages[request] + skipped
+    walks[:, WorkTileField.NUM_TOKENS] = last_visible + num_rows
+    walks[:, WorkTileField.LAST_VISIBLE] = last_visible
     return walks
 
 
@@ -50,8 +50,8 @@ def skipped_pages(last_visible: Indices, page_size: int, window: int | None) -> 
 
 def write_splits(walks: Indices, num_splits: Indices) -> None:
     """Gives each walk, a block's only one, its splits' places in the workspace."""
-    walks[:, TileField.SPLIT] = walks[:, TileField.FIRST_SPLIT] = first_splits(num_splits)
-    walks[:, TileField.NUM_SPLITS] = num_splits
+    walks[:, WorkTileField.SPLIT] = walks[:, WorkTileField.FIRST_SPLIT] = first_splits(num_splits)
+    walks[:, WorkTileField.NUM_SPLITS] = num_splits
 
 
 def first_splits(num_splits: Indices) -> Indices:
@@ -64,15 +64,15 @@ def first_splits(num_splits: Indices) -> Indices:
 def divide(walks: Indices, num_splits: Indices, split_pages: Indices, page_size: int) -> Indices:
     """[tiles, words] The splits of each walk, ``split_pages`` pages each but for the last one; the longest come first.
 
-    Changes no walk; `TileField.SPLIT` of each is that of its first split.
+    Changes no walk; `WorkTileField.SPLIT` of each is that of its first split.
     """
     _, nth = enumerate_members(num_splits)
     tiles, pages = np.repeat(walks, num_splits, axis=0), np.repeat(split_pages, num_splits)
     first_page = nth * pages
     first_token = first_page * page_size
-    tiles[:, TileField.FIRST_PAGE] += first_page
-    tiles[:, TileField.LAST_VISIBLE] -= first_token
-    tiles[:, TileField.SPLIT] += nth
-    num_tokens = np.minimum(tiles[:, TileField.NUM_TOKENS] - first_token, pages * page_size)
-    tiles[:, TileField.NUM_TOKENS] = num_tokens
+    tiles[:, WorkTileField.FIRST_PAGE] += first_page
+    tiles[:, WorkTileField.LAST_VISIBLE] -= first_token
+    tiles[:, WorkTileField.SPLIT] += nth
+    num_tokens = np.minimum(tiles[:, WorkTileField.NUM_TOKENS] - first_token, pages * page_size)
+    tiles[:, WorkTileField.NUM_TOKENS] = num_tokens
     return tiles[np.argsort(-num_tokens, kind="stable")]

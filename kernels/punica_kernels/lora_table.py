@@ -39,8 +39,8 @@ SMALL_TABLE_TILES = 32
 MAX_COLUMN_SPLITS = 2
 
 
-class TileField:
-    """The words of a tile before its pages, for the host that writes them and the kernel that reads them."""
+class ExpandTileField:
+    """The words of an expand's tile before its pages, for the host that writes them and the kernel that reads them."""
 
     FIRST_ROW = 0
     NUM_ROWS = 1
@@ -175,11 +175,11 @@ def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[in
     words, page_of_word = np.full((2, shape.num_words), -1)
     tile, column_split, num_column_splits = _split_columns((rows > 1) & (num_rank_blocks > 0), shape)
     tiles = _tiles(shape, words)[: len(tile)]
-    tiles[:, TileField.FIRST_ROW] = first_row[tile]
-    tiles[:, TileField.NUM_ROWS] = rows[tile]
-    tiles[:, TileField.NUM_RANK_BLOCKS] = num_rank_blocks[tile]
-    tiles[:, TileField.FIRST_COLUMN_BLOCK] = column_split
-    tiles[:, TileField.COLUMN_BLOCK_STEP] = num_column_splits
+    tiles[:, ExpandTileField.FIRST_ROW] = first_row[tile]
+    tiles[:, ExpandTileField.NUM_ROWS] = rows[tile]
+    tiles[:, ExpandTileField.NUM_RANK_BLOCKS] = num_rank_blocks[tile]
+    tiles[:, ExpandTileField.FIRST_COLUMN_BLOCK] = column_split
+    tiles[:, ExpandTileField.COLUMN_BLOCK_STEP] = num_column_splits
     _tiles(shape, page_of_word)[: len(tile), TILE_HEADER_WORDS:] = pages[segment[tile]]
     tile, nth = enumerate_members(num_rank_blocks)
     blocks = _rank_blocks(shape, words)[: len(tile)]

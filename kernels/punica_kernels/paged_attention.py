@@ -13,7 +13,7 @@ from torch import Tensor
 
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.checks import require_dense_rows, require_shape
-from punica_kernels.tile_fields import ROW_WORDS, RowField, TileField
+from punica_kernels.tile_fields import ROW_WORDS, RowField, WorkTileField
 
 
 def paged_attention(
@@ -77,11 +77,11 @@ def _paged_attention(
 ) -> None:
     """All splits of some rows' context at once: `tiles` lists the longest first, not in the order of the context."""
     for rows, splits in _splits_of_rows(tiles, shape):
-        splits.sort(key=itemgetter(TileField.SPLIT))
-        places = ((split[TileField.FIRST_PAGE], split[TileField.NUM_TOKENS]) for split in splits)
+        splits.sort(key=itemgetter(WorkTileField.SPLIT))
+        places = ((split[WorkTileField.FIRST_PAGE], split[WorkTileField.NUM_TOKENS]) for split in splits)
         cells = torch.cat([_cells(pages, first_page, tokens, keys.shape[1]) for first_page, tokens in places])
         *earlier, last = splits
-        first_visible = last[TileField.LAST_VISIBLE] + sum(split[TileField.NUM_TOKENS] for split in earlier)
+        first_visible = last[WorkTileField.LAST_VISIBLE] + sum(split[WorkTileField.NUM_TOKENS] for split in earlier)
         last_visible = first_visible + torch.arange(len(rows), device=q.device)
         k, v = (pool[cells // keys.shape[1], cells % keys.shape[1]] for pool in (keys, values))
         out[rows] = _attend(q[rows], k, v, last_visible, scores).to(out.dtype)
@@ -90,11 +90,12 @@ def _paged_attention(
 def _splits_of_rows(tiles: Tensor, shape: AttentionShape) -> list[tuple[list[int], list[list[int]]]]:
     """Query rows of one request, and the tiles of what they see. In a table with shared prefixes a request has one."""
     num_words = shape.max_tiles * shape.tile_words
-    used = [tile for tile in tiles[:num_words].view(-1, shape.tile_words).tolist() if tile[TileField.FIRST_ROW] >= 0]
+    table = tiles[:num_words].view(-1, shape.tile_words).tolist()
+    used = [tile for tile in table if tile[WorkTileField.FIRST_ROW] >= 0]
     listed = tiles[num_words:].view(-1, ROW_WORDS)[:, RowField.ROW].tolist()
     found: dict[tuple[int, ...], list[list[int]]] = defaultdict(list)
     for tile in used:
-        places = range(tile[TileField.FIRST_ROW], tile[TileField.FIRST_ROW] + tile[TileField.NUM_ROWS])
+        places = range(tile[WorkTileField.FIRST_ROW], tile[WorkTileField.FIRST_ROW] + tile[WorkTileField.NUM_ROWS])
         if shape.shares_prefixes:
             for place in places:
                 found[(listed[place],)].append(tile)

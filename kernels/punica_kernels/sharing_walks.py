@@ -12,7 +12,7 @@ import numpy as np
 from punica_kernels.attention_walks import Requests, first_splits, skipped_pages, write_splits
 from punica_kernels.members import Indices, enumerate_members
 from punica_kernels.shared_prefixes import PrefixGroups
-from punica_kernels.tile_fields import SHARING_TILE_WORDS, TileField
+from punica_kernels.tile_fields import SHARING_TILE_WORDS, WorkTileField
 
 _NOTHING = np.zeros(0, np.int64)
 
@@ -60,22 +60,22 @@ class RowBlocks:
         num_prefixes, num_sharing = len(self.num_rows), self.num_sharing
         walks = np.empty((num_prefixes + len(self.requests), SHARING_TILE_WORDS), np.int64)
         prefixes, own, sharing = walks[:num_prefixes], walks[num_prefixes:], walks[num_prefixes:][:num_sharing]
-        own[:, TileField.FIRST_ROW] = np.arange(len(own))
-        own[:, TileField.NUM_ROWS] = 1
-        own[:, TileField.FIRST_PAGE] = requests.first_pages[self.requests]
+        own[:, WorkTileField.FIRST_ROW] = np.arange(len(own))
+        own[:, WorkTileField.NUM_ROWS] = 1
+        own[:, WorkTileField.FIRST_PAGE] = requests.first_pages[self.requests]
         tokens = requests.tokens[self.requests]
         own_pages = skipped_pages(tokens - 1, page_size, window)
         if num_sharing:
-            prefixes[:, TileField.FIRST_ROW] = self.first_row
-            prefixes[:, TileField.NUM_ROWS] = self.num_rows
-            prefixes[:, TileField.FIRST_PAGE] = own[self.first_row, TileField.FIRST_PAGE]
-            prefixes[:, TileField.NUM_TOKENS] = self.prefix_pages * page_size
+            prefixes[:, WorkTileField.FIRST_ROW] = self.first_row
+            prefixes[:, WorkTileField.NUM_ROWS] = self.num_rows
+            prefixes[:, WorkTileField.FIRST_PAGE] = own[self.first_row, WorkTileField.FIRST_PAGE]
+            prefixes[:, WorkTileField.NUM_TOKENS] = self.prefix_pages * page_size
             own_pages[:num_sharing] = np.repeat(self.prefix_pages, self.num_rows)
-        own[:, TileField.FIRST_PAGE] += own_pages
-        own[:, TileField.NUM_TOKENS] = tokens - own_pages * page_size
-        walks[:, TileField.LAST_VISIBLE] = walks[:, TileField.NUM_TOKENS] - 1
-        block = slice(TileField.BLOCK_FIRST_ROW, TileField.BLOCK_NUM_ROWS + 1)
-        walks[:, block] = walks[:, TileField.FIRST_ROW : TileField.NUM_ROWS + 1]
+        own[:, WorkTileField.FIRST_PAGE] += own_pages
+        own[:, WorkTileField.NUM_TOKENS] = tokens - own_pages * page_size
+        walks[:, WorkTileField.LAST_VISIBLE] = walks[:, WorkTileField.NUM_TOKENS] - 1
+        block = slice(WorkTileField.BLOCK_FIRST_ROW, WorkTileField.BLOCK_NUM_ROWS + 1)
+        walks[:, block] = walks[:, WorkTileField.FIRST_ROW : WorkTileField.NUM_ROWS + 1]
         if num_sharing:
             sharing[:, block] = np.repeat(prefixes[:, block], self.num_rows, axis=0)
         return walks
@@ -100,7 +100,7 @@ class RowBlocks:
         first = first_splits(num_places)
         for of_block in (first, num_tiles):
             of_block[sharing] = np.repeat(of_block[prefixes], self.num_rows)
-        walks[:, TileField.FIRST_SPLIT] = first
-        walks[:, TileField.SPLIT] = first + of_rows - num_splits
-        walks[:, TileField.NUM_SPLITS] = num_tiles
+        walks[:, WorkTileField.FIRST_SPLIT] = first
+        walks[:, WorkTileField.SPLIT] = first + of_rows - num_splits
+        walks[:, WorkTileField.NUM_SPLITS] = num_tiles
         return of_rows[len(self.num_rows) :]

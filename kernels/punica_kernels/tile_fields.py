@@ -1,7 +1,7 @@
 """The words of attention's work tables, for the host that writes them and the kernels that read them."""
 
 
-class TileField:
+class WorkTileField:
     """The words of a work tile. Unused tiles are -1."""
 
     #: The first query row, and their number.

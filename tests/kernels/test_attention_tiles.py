@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from punica_kernels.attention_tiles import AttentionShape
 from punica_kernels.members import Indices
-from punica_kernels.tile_fields import TILE_WORDS, TileField
+from punica_kernels.tile_fields import TILE_WORDS, WorkTileField
 
 PAGE_SIZE = 4
 
@@ -26,8 +26,8 @@ def _tiles(shape: AttentionShape, wanted: list[Request]) -> Indices:
     starts = [0, *accumulate(rows for _, rows in wanted)]
     shape.fill(words, lengths, starts, [1000 * request for request in range(len(wanted))], PAGE_SIZE)
     table = words.reshape(-1, TILE_WORDS).astype(np.int64)
-    num_used = int((table[:, TileField.FIRST_ROW] >= 0).sum())
-    assert (table[:num_used, TileField.FIRST_ROW] >= 0).all() and (table[num_used:] == -1).all()
+    num_used = int((table[:, WorkTileField.FIRST_ROW] >= 0).sum())
+    assert (table[:num_used, WorkTileField.FIRST_ROW] >= 0).all() and (table[num_used:] == -1).all()
     return table[:num_used]
 
 
@@ -40,7 +40,7 @@ def test_rows_see_their_past_once(
     starts = [0, *accumulate(rows for _, rows in wanted)]
     seen: dict[int, list[int]] = {row: [] for row in range(starts[-1])}
     for first_row, num_rows, first_page, tokens, last_visible, *_ in sorted(
-        tiles.tolist(), key=lambda tile: tile[TileField.FIRST_PAGE]
+        tiles.tolist(), key=lambda tile: tile[WorkTileField.FIRST_PAGE]
     ):
         assert 0 < num_rows <= block_queries and tokens > 0
         request, start = first_page // 1000, first_page % 1000 * PAGE_SIZE
@@ -60,20 +60,22 @@ def test_tiles_begin_with_the_page_that_a_window_begins_in(
     tiles = _tiles(shape, wanted)
     starts = [0, *accumulate(rows for _, rows in wanted)]
     blocks: dict[int, list[list[int]]] = {}
-    for tile in sorted(tiles.tolist(), key=lambda tile: tile[TileField.FIRST_PAGE]):
-        blocks.setdefault(tile[TileField.FIRST_ROW], []).append(tile)
+    for tile in sorted(tiles.tolist(), key=lambda tile: tile[WorkTileField.FIRST_PAGE]):
+        blocks.setdefault(tile[WorkTileField.FIRST_ROW], []).append(tile)
     for first_row, splits in blocks.items():
-        request = splits[0][TileField.FIRST_PAGE] // 1000
+        request = splits[0][WorkTileField.FIRST_PAGE] // 1000
         length, rows = wanted[request]
         position = length - rows + first_row - starts[request]
-        spans = [(split[TileField.FIRST_PAGE] % 1000 * PAGE_SIZE, split[TileField.NUM_TOKENS]) for split in splits]
+        spans = [
+            (split[WorkTileField.FIRST_PAGE] % 1000 * PAGE_SIZE, split[WorkTileField.NUM_TOKENS]) for split in splits
+        ]
         assert spans[0][0] == max(0, position - window + 1) // PAGE_SIZE * PAGE_SIZE
         assert all(start + tokens == later for (start, tokens), (later, _) in pairwise(spans))
-        assert sum(spans[-1]) == position + splits[0][TileField.NUM_ROWS]
-        assert {tile[TileField.LAST_VISIBLE] + start for tile, (start, _) in zip(splits, spans, strict=True)} == {
+        assert sum(spans[-1]) == position + splits[0][WorkTileField.NUM_ROWS]
+        assert {tile[WorkTileField.LAST_VISIBLE] + start for tile, (start, _) in zip(splits, spans, strict=True)} == {
             position
         }
-    assert sum(tiles[:, TileField.SPLIT] >= 0) <= shape.max_splits and len(tiles) <= shape.max_tiles
+    assert sum(tiles[:, WorkTileField.SPLIT] >= 0) <= shape.max_splits and len(tiles) <= shape.max_tiles
 
 
 @given(st.lists(requests, max_size=6), st.integers(1, 30), st.integers(1, 40))
@@ -82,10 +84,10 @@ def test_splits_of_a_block_are_adjacent_and_have_room(
 ) -> None:
     shape = AttentionShape(6, 200, 2, 2, 16, num_programs, min_tokens)
     tiles = _tiles(shape, wanted)
-    assert (np.diff(tiles[:, TileField.NUM_TOKENS]) <= 0).all()
+    assert (np.diff(tiles[:, WorkTileField.NUM_TOKENS]) <= 0).all()
     blocks: dict[int, list[list[int]]] = {}
-    for tile in sorted(tiles.tolist(), key=lambda tile: tile[TileField.FIRST_PAGE]):
-        blocks.setdefault(tile[TileField.FIRST_ROW], []).append(tile[TileField.SPLIT :])
+    for tile in sorted(tiles.tolist(), key=lambda tile: tile[WorkTileField.FIRST_PAGE]):
+        blocks.setdefault(tile[WorkTileField.FIRST_ROW], []).append(tile[WorkTileField.SPLIT :])
     places: list[int] = []
     for splits in blocks.values():
         first = splits[0][1]
@@ -101,7 +103,7 @@ def test_long_contexts_are_divided_and_short_ones_left_whole() -> None:
     shape = AttentionShape(4, 1, 2, 2, 16, num_programs=8, min_split_tokens=64)
     tiles = _tiles(shape, [(1000, 1), (130, 1), (20, 1), (3, 1)])
     # 1153 tokens for 8 programs: 145 each, in whole pages, and the splits of a request are equal but for the last.
-    assert tiles[:, [TileField.FIRST_ROW, TileField.NUM_TOKENS]].tolist() == [
+    assert tiles[:, [WorkTileField.FIRST_ROW, WorkTileField.NUM_TOKENS]].tolist() == [
         *[[0, 144]] * 6,
         [0, 136],
         [1, 130],
@@ -117,7 +119,7 @@ def test_a_prompts_splits_all_run_at_once(rows: int, num_tiles: int) -> None:
     """
     shape = AttentionShape(1, 64, 2, 2, 16, num_programs=4 if rows == 64 else 8, min_split_tokens=8)
     tiles = _tiles(shape, [(1000, rows)])
-    assert len(tiles) == num_tiles and set(tiles[:, TileField.NUM_SPLITS]) == {num_tiles * 16 // rows}
+    assert len(tiles) == num_tiles and set(tiles[:, WorkTileField.NUM_SPLITS]) == {num_tiles * 16 // rows}
 
 
 def test_what_does_not_fit_is_refused() -> None:

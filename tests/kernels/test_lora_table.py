@@ -8,9 +8,9 @@ from punica_kernels.lora_table import (
     RANK_BLOCK_WORDS,
     TILE_HEADER_WORDS,
     TILE_ROWS,
+    ExpandTileField,
     LoraTableShape,
     RankBlockField,
-    TileField,
     Words,
 )
 
@@ -34,9 +34,11 @@ def tiles(shape: LoraTableShape, words: Words) -> list[tuple[int, int, int, list
     """(first row, rows, rank blocks, pages) of the tiles in use, once each."""
     found = []
     for row in entries(shape, words):
-        if row[TileField.FIRST_COLUMN_BLOCK] == 0:
+        if row[ExpandTileField.FIRST_COLUMN_BLOCK] == 0:
             pages = [page for page in row[TILE_HEADER_WORDS:] if page >= 0]
-            found.append((row[TileField.FIRST_ROW], row[TileField.NUM_ROWS], row[TileField.NUM_RANK_BLOCKS], pages))
+            fields = (ExpandTileField.FIRST_ROW, ExpandTileField.NUM_ROWS, ExpandTileField.NUM_RANK_BLOCKS)
+            first_row, num_rows, num_rank_blocks = (row[each] for each in fields)
+            found.append((first_row, num_rows, num_rank_blocks, pages))
     return found
 
 

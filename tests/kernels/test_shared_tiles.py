@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from punica_kernels.attention_tiles import AttentionShape
 from punica_kernels.shared_prefixes import PrefixGroups
-from punica_kernels.tile_fields import ROW_WORDS, RowField, TileField
+from punica_kernels.tile_fields import ROW_WORDS, RowField, WorkTileField
 
 PAGE_SIZE, MAX_REQUESTS = 4, 12
 Tile = list[int]
@@ -43,8 +43,8 @@ def _fill(shape: AttentionShape, lengths: list[int], groups: PrefixGroups) -> tu
     shape.fill(words, lengths, np.arange(num_requests + 1), page_starts, PAGE_SIZE, groups)
     num_words = shape.max_tiles * shape.tile_words
     table = words[:num_words].reshape(-1, shape.tile_words)
-    num_used = int((table[:, TileField.FIRST_ROW] >= 0).sum())
-    assert (table[num_used:] == -1).all() and (np.diff(table[:num_used, TileField.NUM_TOKENS]) <= 0).all()
+    num_used = int((table[:, WorkTileField.FIRST_ROW] >= 0).sum())
+    assert (table[num_used:] == -1).all() and (np.diff(table[:num_used, WorkTileField.NUM_TOKENS]) <= 0).all()
     tiles: list[Tile] = table[:num_used].tolist()
     rows: list[list[int]] = words[num_words:].reshape(-1, ROW_WORDS).tolist()
     return tiles, rows
@@ -71,15 +71,15 @@ def test_each_row_sees_its_context_once(step: tuple[list[int], PrefixGroups], sh
     group_of = dict(zip(groups.requests.tolist(), leaders.tolist(), strict=True))
     seen: dict[int, Counter[int]] = {request: Counter() for request, length in enumerate(lengths) if length}
     for tile in tiles:
-        first, num_rows = tile[TileField.FIRST_ROW], tile[TileField.NUM_ROWS]
-        owner, start = divmod(tile[TileField.FIRST_PAGE], 1000)
-        tokens = range(start * PAGE_SIZE, start * PAGE_SIZE + tile[TileField.NUM_TOKENS])
+        first, num_rows = tile[WorkTileField.FIRST_ROW], tile[WorkTileField.NUM_ROWS]
+        owner, start = divmod(tile[WorkTileField.FIRST_PAGE], 1000)
+        tokens = range(start * PAGE_SIZE, start * PAGE_SIZE + tile[WorkTileField.NUM_TOKENS])
         assert 0 < num_rows <= shape.block_queries
         for request, _ in rows[first : first + num_rows]:
             if request != owner:
                 assert group_of[request] == group_of[owner] and tokens.stop <= prefixes[request] * PAGE_SIZE
             assert num_rows == 1 or shape.window is None or lengths[request] <= shape.window
-            assert tile[TileField.LAST_VISIBLE] + tokens.start == lengths[request] - 1 or num_rows > 1
+            assert tile[WorkTileField.LAST_VISIBLE] + tokens.start == lengths[request] - 1 or num_rows > 1
             seen[request].update(tokens)
     for request, counter in seen.items():
         hidden = max(0, lengths[request] - (shape.window or lengths[request])) // PAGE_SIZE * PAGE_SIZE
@@ -93,13 +93,14 @@ def test_every_result_has_a_place_of_its_own(step: tuple[list[int], PrefixGroups
     found: dict[tuple[int, int], list[int]] = {}
     blocks: Counter[tuple[int, int]] = Counter()
     for tile in tiles:
-        block = (tile[TileField.BLOCK_FIRST_ROW], tile[TileField.FIRST_SPLIT])
+        block = (tile[WorkTileField.BLOCK_FIRST_ROW], tile[WorkTileField.FIRST_SPLIT])
         blocks[block] += 1
-        slot = tile[TileField.FIRST_ROW] - tile[TileField.BLOCK_FIRST_ROW]
-        assert slot >= 0 and slot + tile[TileField.NUM_ROWS] <= tile[TileField.BLOCK_NUM_ROWS] <= shape.block_queries
-        for row in range(tile[TileField.FIRST_ROW], tile[TileField.FIRST_ROW] + tile[TileField.NUM_ROWS]):
-            found.setdefault((row, tile[TileField.FIRST_SPLIT]), []).append(tile[TileField.SPLIT])
-    assert all(tile[TileField.NUM_SPLITS] == blocks[tile[8], tile[TileField.FIRST_SPLIT]] for tile in tiles)
+        slot = tile[WorkTileField.FIRST_ROW] - tile[WorkTileField.BLOCK_FIRST_ROW]
+        assert slot >= 0
+        assert slot + tile[WorkTileField.NUM_ROWS] <= tile[WorkTileField.BLOCK_NUM_ROWS] <= shape.block_queries
+        for row in range(tile[WorkTileField.FIRST_ROW], tile[WorkTileField.FIRST_ROW] + tile[WorkTileField.NUM_ROWS]):
+            found.setdefault((row, tile[WorkTileField.FIRST_SPLIT]), []).append(tile[WorkTileField.SPLIT])
+    assert all(tile[WorkTileField.NUM_SPLITS] == blocks[tile[8], tile[WorkTileField.FIRST_SPLIT]] for tile in tiles)
     places: Counter[int] = Counter()
     for (row, first_split), splits in found.items():
         assert len(splits) == rows[row][RowField.NUM_SPLITS]
@@ -123,7 +124,7 @@ def test_a_prefix_is_read_once_for_all_its_rows() -> None:
     shape = AttentionShape(4, 1, 2, 2, 16, num_programs=8, min_split_tokens=128, shares_prefixes=True)
     groups = PrefixGroups(np.array([3, 1, 0]), np.array([0, 3]), np.array([64]))
     tiles, rows = _fill(shape, [260, 270, 20, 280], groups)
-    columns = (TileField.FIRST_ROW, TileField.NUM_ROWS, TileField.FIRST_PAGE, TileField.NUM_TOKENS)
+    columns = (WorkTileField.FIRST_ROW, WorkTileField.NUM_ROWS, WorkTileField.FIRST_PAGE, WorkTileField.NUM_TOKENS)
     assert [[tile[column] for column in columns] for tile in tiles] == [
         [0, 3, 3000, 128],
         [0, 3, 3032, 128],
@@ -140,7 +141,7 @@ def test_large_groups_form_blocks_as_equal_as_can_be(size: int, expected: list[i
     shape = AttentionShape(9, 1, 2, 2, 4, num_programs=1, min_split_tokens=1000, shares_prefixes=True)
     groups = PrefixGroups(np.arange(size), np.array([0, size]), np.array([40]))
     tiles, _ = _fill(shape, [170] * size, groups)
-    assert [tile[TileField.NUM_ROWS] for tile in tiles if tile[TileField.NUM_TOKENS] == 160] == expected
+    assert [tile[WorkTileField.NUM_ROWS] for tile in tiles if tile[WorkTileField.NUM_TOKENS] == 160] == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import triton.language as tl
 
 from punica_kernels import lora_table
-from punica_kernels.lora_table import RankBlockField, TileField
+from punica_kernels.lora_table import ExpandTileField, RankBlockField
 
 TILE_ROWS = tl.constexpr(lora_table.TILE_ROWS)
 PAGE_RANKS = tl.constexpr(lora_table.PAGE_RANKS)
@@ -19,8 +19,8 @@ FIRST_BLOCK_PAGE = tl.constexpr(RankBlockField.PAGES)
 
 # A tile's words, which the expand reads.
 TILE_HEADER_WORDS = tl.constexpr(lora_table.TILE_HEADER_WORDS)
-TILE_FIRST_ROW = tl.constexpr(TileField.FIRST_ROW)
-TILE_NUM_ROWS = tl.constexpr(TileField.NUM_ROWS)
-NUM_RANK_BLOCKS = tl.constexpr(TileField.NUM_RANK_BLOCKS)
-FIRST_COLUMN_BLOCK = tl.constexpr(TileField.FIRST_COLUMN_BLOCK)
-COLUMN_BLOCK_STEP = tl.constexpr(TileField.COLUMN_BLOCK_STEP)
+TILE_FIRST_ROW = tl.constexpr(ExpandTileField.FIRST_ROW)
+TILE_NUM_ROWS = tl.constexpr(ExpandTileField.NUM_ROWS)
+NUM_RANK_BLOCKS = tl.constexpr(ExpandTileField.NUM_RANK_BLOCKS)
+FIRST_COLUMN_BLOCK = tl.constexpr(ExpandTileField.FIRST_COLUMN_BLOCK)
+COLUMN_BLOCK_STEP = tl.constexpr(ExpandTileField.COLUMN_BLOCK_STEP)

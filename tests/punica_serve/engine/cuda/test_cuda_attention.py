@@ -8,7 +8,7 @@ import torch
 
 from attention_desk import LAYERS, AttentionDesk, StagedAttention, attention_model
 from device_waits import waits_are_errors
-from punica_kernels.tile_fields import TileField
+from punica_kernels.tile_fields import WorkTileField
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
@@ -144,9 +144,9 @@ def test_shared_pages_are_in_one_tile_for_all_their_rows() -> None:
     (shape, _) = attention_shapes(desk.cache, desk.model, bucket, options=SHARING)
     assert shape is not None
     tiles = attention.buffer.array("decode_tiles")[: shape.max_tiles * shape.tile_words].reshape(-1, shape.tile_words)
-    shared = tiles[tiles[:, TileField.NUM_ROWS] > 1]
-    assert shared[shared[:, TileField.NUM_ROWS] == 4][:, TileField.NUM_TOKENS].sum() == 30 * 16
-    assert shared[shared[:, TileField.NUM_ROWS] == 3][:, TileField.NUM_TOKENS].sum() == 9 * 16
+    shared = tiles[tiles[:, WorkTileField.NUM_ROWS] > 1]
+    assert shared[shared[:, WorkTileField.NUM_ROWS] == 4][:, WorkTileField.NUM_TOKENS].sum() == 30 * 16
+    assert shared[shared[:, WorkTileField.NUM_ROWS] == 3][:, WorkTileField.NUM_TOKENS].sum() == 9 * 16
 
 
 @pytest.mark.parametrize("kind", KINDS)

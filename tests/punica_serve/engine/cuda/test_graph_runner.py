@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from punica_kernels.lora_table import LoraTable
-from punica_kernels.tile_fields import TileField
+from punica_kernels.tile_fields import WorkTileField
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine import device_runner
 from punica_serve.engine.adapters.layer_arrival import CpuArrival
@@ -163,7 +163,7 @@ class _PaddedRunner:
 
     def _count_rows(self, bucket: BatchBucket) -> None:
         for section, tiles in self._tiles[bucket].items():
-            num_rows = int(tiles[:, TileField.NUM_ROWS].max())
+            num_rows = int(tiles[:, WorkTileField.NUM_ROWS].max())
             self.most_rows[section] = max(self.most_rows.get(section, 0), num_rows)
 
 
