@@ -6,11 +6,17 @@ import re
 MAX_COUNT = (1 << 31) - 1
 #: The largest integer of a database, and of the system's calls: 64 bits, signed.
 MAX_INT64 = (1 << 63) - 1
+_GIB = 1 << 30
 
 
 def counted(count: int, what: str) -> str:
     """A count with its noun, such as "1 GPU" and "2 GPUs". ``what`` is the singular."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes in GiB, to one decimal."""
+    return f"{num_bytes / _GIB:.1f} GiB"
 
 
 def is_count(text: str, max_digits: int = 19) -> bool:

@@ -1,11 +1,15 @@
 import pytest
 
-from punica_serve.numbers import counted, is_count, limit, natural_order
+from punica_serve.numbers import counted, gib, is_count, limit, natural_order
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 GPUs"), (1, "1 GPU"), (2, "2 GPUs")])
 def test_one_is_no_plural(count: int, said: str) -> None:
     assert counted(count, "GPU") == said
+
+
+def test_sizes_read_as_people_read_them() -> None:
+    assert (gib(0), gib(3 << 29), gib(141 << 30)) == ("0.0 GiB", "1.5 GiB", "141.0 GiB")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve.cli.room_lines import adapter_lines, batch_line
 from punica_serve.errors import ConfigError, ModelFileMissing
-from punica_serve.numbers import is_count
+from punica_serve.numbers import counted, gib, is_count
 
 if TYPE_CHECKING:
     from punica_serve.base_model.memory_budget import MemoryPlan
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 #: The memory on their makers' data sheets, in bytes.
 GPUS = {"h200": 141 * 10**9, "h100": 80 * 10**9, "a100-80": 80 * 10**9}
-_GIB = 1 << 30
 #: A request's tokens in the last line.
 _USUAL_REQUEST = 2048
 #: A folder with these alone is one to plan with, and no download that was interrupted.
@@ -128,6 +127,7 @@ class _Fit:
     def of(cls, engine: "EngineConfig", model: "ModelConfig", gpu: str) -> "_Fit":
         """Raises ConfigError if it does not fit."""
         from punica_serve.base_model.memory_budget import MemoryPlan
+        from punica_serve.engine.memory.step_memory import check_steps
 
         num_gpu_bytes = gpu_bytes(gpu)
         plan = MemoryPlan.of(
@@ -146,23 +146,32 @@ class _Fit:
                 "take a larger GPU, or a larger group: `runner.tensor_parallel`, or `--tensor-parallel` of a folder"
             )
             raise ConfigError(f"{engine.model} does not fit {gpu}: {fit.sizes()}; {advice}", param="gpu")
+        check_steps(engine, model, gpu, room=fit.room, num_gpu_bytes=num_gpu_bytes)
         return fit
+
+    @property
+    def room(self) -> int:
+        """Bytes for steps."""
+        from punica_serve.engine.memory.step_memory import room_for_steps
+
+        return room_for_steps(self.engine, self.model, self.plan, self.num_gpu_bytes)
 
     def sizes(self) -> str:
         share, size = self.engine.device_memory_share, self.model.rank.size
         whose = f"each of {size} ranks: " if size > 1 else ""
         return (
-            f"{whose}of {_gib(self.num_gpu_bytes)} the engine uses {share:.0%}; the weights take"
-            f" {_gib(self.plan.weight_bytes)}, the LoRA pool {_gib(self.plan.lora_bytes)}"
+            f"{whose}of {gib(self.num_gpu_bytes)} the engine uses {share:.0%}; the weights take"
+            f" {gib(self.plan.weight_bytes)}, the LoRA pool {gib(self.plan.lora_bytes)}"
         )
 
     def lines(self, batch: "AutoBatch | None") -> Iterator[str]:
         from punica_serve.performance.auto_batch import AutoBatch
 
-        yield f"{self.gpu}: {self.sizes()}, the KvCache {_gib(self.plan.kv_bytes)}"
+        yield f"{self.gpu}: {self.sizes()}, the KvCache {gib(self.plan.kv_bytes)}"
         yield batch_line(batch or AutoBatch(self.engine.max_batch_size, "max_batch_size"), is_gpu_known=True)
         yield from adapter_lines(self.engine, self.model, self.plan.num_lora_pages)
         yield from self._contexts()
+        yield self._steps()
 
     def _contexts(self) -> Iterator[str]:
         """The tokens and the requests that the KvCache holds."""
@@ -182,6 +191,22 @@ class _Fit:
         num_usual = num_pages // rule.held_by(_USUAL_REQUEST)
         yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {num_usual:,}"
 
+    def _steps(self) -> str:
+        """The memory of steps, and the largest that it holds."""
+        from punica_serve.engine.memory.step_memory import largest_fitting, step_bytes
+
+        def needs(engine: "EngineConfig") -> int:
+            return step_bytes(engine, self.model)
+
+        engine, room = self.engine, self.room
+        tokens = largest_fitting(engine, "prefill_budget_tokens", needs, room)
+        requests = largest_fitting(engine, "max_batch_size", needs, room)
+        budget = counted(engine.prefill_budget_tokens, "prompt token")
+        return (
+            f"steps of {counted(engine.max_batch_size, 'request')} and {budget} take {gib(needs(engine))} at least;"
+            f" {gib(room)} are left for them, room for no more than {tokens:,} prompt tokens or {requests:,} requests"
+        )
+
     def _windows(self, rule: "PageRule") -> Iterator[str]:
         """The pages that the model's windows spare, if it has any."""
         windows = [layer.window for layer in self.model.spec.layers if layer.window is not None]
@@ -191,7 +216,3 @@ class _Fit:
         elif windows:
             which = f"{len(windows)} of {self.model.num_hidden_layers} layers see {max(windows):,} tokens"
             yield f"{which}, the others the whole context, so a request keeps all its pages"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB"

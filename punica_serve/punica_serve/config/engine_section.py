@@ -55,7 +55,7 @@ class EngineConfig(ConfigModel):
     #: Longest prompt plus answer, in tokens; the model's own limit by default.
     max_context: PositiveInt | None = None
     #: Requests in one step. The paper uses 32. auto: the largest of 32, 64, 128 and 256 whose decode steps keep
-    #: `target_step_ms` by `scheduler.profile`, and whose adapters and KvCache fit.
+    #: `target_step_ms` by `scheduler.profile`, and whose adapters, KvCache and steps fit.
     max_batch_size: BatchSize = 32
     #: For `auto`: the longest decode step, with requests of `target_context` tokens, of which the share
     #: `target_distinct` have an adapter of their own.

@@ -13,15 +13,15 @@ from punica_serve.engine.cpu_assist.assist_job import AssistJob
 from punica_serve.engine.cpu_assist.assist_profile import measure_exchanges
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.cuda.batch_bucket import BatchBuckets
-from punica_serve.engine.memory.device_memory import free_bytes, gib, is_out_of_memory
+from punica_serve.engine.cuda.capture_memory import CaptureMemory
+from punica_serve.engine.memory.device_memory import free_bytes, is_out_of_memory, total_bytes, unreserved_bytes
+from punica_serve.engine.memory.step_memory import check_steps, steps_refused
 from punica_serve.engine.sampler import Sampler
 from punica_serve.engine.step_runner import CpuRunner, StepRunner
 from punica_serve.engine.torch_lora import ArrivalOf, PagesOf
-from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
 from punica_serve.models.collectives import Collectives
 from punica_serve.models.model import Model
-from punica_serve.numbers import counted
 from punica_serve.process.start_clock import Progress, no_progress
 
 #: Modules that only GPUs need. They import Triton.
@@ -44,7 +44,9 @@ def make_runner(
     """``opened``: gets what must end with the runner. ``assist``: its exchanges with the device are measured.
     ``progress`` counts the steps of a GPU that are compiled and captured.
 
-    Raises ConfigError if a GPU has no memory for steps beside the KvCache, or can't launch steps this large."""
+    Raises ConfigError if a GPU has no memory for steps beside the KvCache, with the settings for which it has, or can't
+    launch steps this large.
+    """
     parts, device = (model, cache, lora_pool, sampler, pages_of, arrival_of, collectives), cache.pool.device
     if device.type != "cuda":
         return _measured(CpuRunner(*parts), assist)
@@ -52,37 +54,36 @@ def make_runner(
     from punica_serve.engine.cuda.cuda_attention import AttentionOptions
     from punica_serve.engine.cuda.cuda_runner import CudaRunner
 
-    buckets = BatchBuckets(
-        max_batch_size=config.max_batch_size,
-        prefill_budget_tokens=config.prefill_budget_tokens,
-        max_prefills=config.num_prefills,
-    )
-    before = free_bytes(device)
+    room, num_gpu_bytes = free_bytes(device), total_bytes(device)
+    check_steps(config, model.config, str(device), room=room, num_gpu_bytes=num_gpu_bytes)
+    captures = CaptureMemory(room, lambda: unreserved_bytes(device), progress)
     try:
         runner = CudaRunner(
             *parts,
-            buckets,
+            BatchBuckets.of(config),
             use_graphs=config.cuda_graphs,
             by_layer=config.starts_by_layer,
             attention=AttentionOptions(
                 flashinfer_rows(config, model.config, cache.pool.dtype, device, opened), config.reads_prefixes_once
             ),
             assist=assist,
-            progress=progress,
+            progress=captures.begin,
         )
         return _measured(runner, assist)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         # The error still holds the memory that was taken.
-        taken = before - free_bytes(device)
-        requests = counted(config.max_batch_size, "request")
-        raise ConfigError(
-            f"steps of {requests} and {counted(config.prefill_budget_tokens, 'prompt token')} do not fit"
-            f" {device}: they took {gib(taken)} of the {gib(before)} beside its KvCache and needed more; lower"
-            " `engine.device_memory_share`, `engine.max_batch_size` or `engine.prefill_budget_tokens`"
-            f" ({first_line(error)})",
-            param="engine.device_memory_share",
+        told = captures.told(room - free_bytes(device))
+        needs = captures.needs(config, model.config)
+        raise steps_refused(
+            config,
+            model.config,
+            str(device),
+            f"{told} ({first_line(error)})",
+            needs,
+            room=room,
+            num_gpu_bytes=num_gpu_bytes,
         ) from error
 
 

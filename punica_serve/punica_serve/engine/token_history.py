@@ -34,7 +34,8 @@ class TokenHistories:
         shape = (max_requests, len(vocabulary))
         num_bytes = max_requests * len(vocabulary) * (torch.bool.itemsize + torch.int32.itemsize)
         what = f"the table of tokens of {counted(max_requests, 'request')}"
-        with reserving(what, num_bytes, device, fix="lower `engine.max_batch_size`", param="engine.max_batch_size"):
+        fix, param = "lower `engine.max_batch_size`", "engine.max_batch_size"
+        with reserving(what, num_bytes, device, fix=fix, param=param, count=max_requests):
             self._prompts = torch.zeros(shape, dtype=torch.bool, device=device)
             self._outputs = torch.zeros(shape, dtype=torch.int32, device=device)
 

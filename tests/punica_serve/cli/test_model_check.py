@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,32 @@ def test_a_model_that_does_not_fit_is_told_with_the_sizes(cli: Cli) -> None:
     exit_code, _, stderr = cli("config", "check", str(shape_folder("qwen-2.5-32b")), "--gpu", "24000000000")
     assert exit_code == 2
     assert "does not fit 24000000000: of 22.4 GiB the engine uses 90%; the weights take 61.0 GiB" in stderr
+
+
+def test_the_largest_steps_that_fit_are_told(cli: Cli) -> None:
+    exit_code, stdout, _ = cli("config", "check", "shape:llama-2-7b", "--gpu", "h200")
+    told = (
+        r"steps of 32 requests and 512 prompt tokens take 0\.1 GiB at least; 13\.1 GiB are left for them, room for no"
+    )
+    assert exit_code == 0
+    assert re.search(rf"^{told} more than 10\d,\d\d\d prompt tokens or 18,\d\d\d requests$", stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("prefill_budget_tokens: 200000", "lower `engine.prefill_budget_tokens` to 104"),
+        ("max_batch_size: 30000", "lower `engine.max_batch_size` to 18"),
+        ("num_kv_pages: 20000", "and weights and pools leave 0.0 GiB; lower `engine.num_kv_pages` to 14"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused_with_the_number_that_fits(
+    cli: Cli, tmp_path: Path, settings: str, message: str
+) -> None:
+    engine = f"model: 'shape:llama-2-7b', tokenizer: 'demo:model', load_format: dummy, {settings}"
+    (tmp_path / "config.yaml").write_text(f"engine: {{{engine}}}\n")
+    exit_code, _, stderr = cli("config", "check", str(tmp_path / "config.yaml"), "--gpu", "h200")
+    assert exit_code == 2 and message in stderr and "Traceback" not in stderr
 
 
 def test_a_group_is_told_what_each_of_its_ranks_has(cli: Cli) -> None:

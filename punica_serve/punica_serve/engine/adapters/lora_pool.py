@@ -255,6 +255,7 @@ def make_lora_pool(
         device,
         fix="lower it",
         param="engine.num_lora_pages",
+        count=num_pages,
     ):
         return LoraPool(model, num_pages=num_pages, dtype=dtype, device=device, limits=config.lora_limits)
 

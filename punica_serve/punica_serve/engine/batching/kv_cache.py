@@ -10,8 +10,9 @@ from torch import Tensor
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.batching_rules import pages_for
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.memory.device_memory import free_bytes, gib, reserving, total_bytes
+from punica_serve.engine.memory.device_memory import free_bytes, reserving, total_bytes
 from punica_serve.errors import ConfigError
+from punica_serve.numbers import gib
 from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.paging.prefix_cache import PrefixCache
@@ -84,12 +85,14 @@ def make_kv_cache(
     """
     page_bytes = math.prod(_page_shape(model, config.page_size)) * dtype.itemsize
     num_pages = agree(config.num_kv_pages or _num_pages_that_fit(config, model, page_bytes, device))
+    is_given = config.num_kv_pages is not None or device.type == "cpu"
     with reserving(
         f"`engine.num_kv_pages` of {num_pages}",
         num_pages * page_bytes,
         device,
-        fix="lower it" if config.num_kv_pages or device.type == "cpu" else "lower `engine.device_memory_share`",
+        fix="lower it" if is_given else "lower `engine.device_memory_share`",
         param="engine.num_kv_pages",
+        count=num_pages if is_given else None,
     ):
         cache = KvCache(
             model,

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.batching.step_plan import StepPlan
 
 # A step between two sizes costs as much as the larger one. A few more rows cost a decode nothing, since it reads all
@@ -61,6 +62,14 @@ class BatchBuckets:
         prefill_rows = _PREFILL_ROWS if max_prefills == 1 else _SHARED_PREFILL_ROWS
         self._prefill_rows = _up_to(prefill_budget_tokens, prefill_rows)
         self._beside_prefill = _up_to(max_batch_size - 1, _BESIDE_PREFILL)[-_NUM_BESIDE:]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "BatchBuckets":
+        return cls(
+            max_batch_size=config.max_batch_size,
+            prefill_budget_tokens=config.prefill_budget_tokens,
+            max_prefills=config.num_prefills,
+        )
 
     @property
     def all(self) -> tuple[BatchBucket, ...]:

@@ -1,16 +1,16 @@
 """Opens a device at the start, and reports allocations that fail."""
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from punica_serve.engine.memory.available_memory import available_bytes
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
+from punica_serve.numbers import gib
 
-_GIB = 1 << 30
 #: Parts of error texts in lower case: CUDA's, cuBLAS's and cuDNN's, torch's on a CPU, and for absurd sizes.
 _OUT_OF_MEMORY_SIGNS = ("out of memory", "_alloc_failed", "allocat", "storage size")
 
@@ -29,18 +29,23 @@ def open_device(name: str) -> torch.device:
 
 
 @contextmanager
-def reserving(what: str, num_bytes: int, device: torch.device, *, fix: str, param: str) -> Iterator[None]:
-    """Around an allocation: raises ConfigError about ``param`` with both sizes and the ``fix`` where it fails."""
+def reserving(
+    what: str, num_bytes: int, device: torch.device, *, fix: str, param: str, count: int | None = None
+) -> Iterator[None]:
+    """Around an allocation: raises ConfigError about ``param`` with both sizes and the ``fix`` where it fails.
+
+    ``count``: of equal parts that it has; the error tells how many of them fit.
+    """
+    free = free_bytes(device) if device.type == "cuda" else available_bytes()
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}, "
-        if device.type == "cuda":
-            message += f"{gib(free_bytes(device))} are free; {fix} ({first_line(error)})"
-        else:
-            message += f"this machine has {gib(_host_bytes())}; {fix}"
+        fits = min(free * count // num_bytes, count - 1) if count else 0
+        advice = f"{fix} to {fits}" if fits else fix
+        reason = f" ({first_line(error)})" if device.type == "cuda" else ""
+        message = f"{what} does not fit {device}: it takes {gib(num_bytes)}, {gib(free)} are free; {advice}{reason}"
         raise ConfigError(message, param=param) from error
 
 
@@ -53,19 +58,14 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY_SIGNS)
 
 
-def gib(num_bytes: int) -> str:
-    """Bytes in GiB, to one decimal."""
-    return f"{num_bytes / _GIB:.1f} GiB"
-
-
-def _host_bytes() -> int:
-    """Memory of this machine, used or not."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def free_bytes(device: torch.device) -> int:
     """Free memory of a CUDA device, after torch's own unused blocks are released."""
     torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def unreserved_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device besides torch's own unused blocks, which it keeps."""
     return torch.cuda.mem_get_info(device)[0]
 
 

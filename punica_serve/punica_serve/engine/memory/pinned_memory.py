@@ -11,9 +11,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from punica_serve.engine.memory.device_memory import gib
 from punica_serve.engine.memory.numa import bring_to_gpu
 from punica_serve.errors import ConfigError
+from punica_serve.numbers import gib
 
 _SETTING = "engine.host_cache_bytes"
 #: CUDA's driver pins whole huge pages and refuses one that is pinned already, as a neighbour's may be: ours are whole.

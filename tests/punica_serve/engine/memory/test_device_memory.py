@@ -1,7 +1,10 @@
+import re
+
 import pytest
 import torch
 
-from punica_serve.engine.memory.device_memory import gib, open_device, reserving
+from punica_serve.engine.memory.available_memory import available_bytes
+from punica_serve.engine.memory.device_memory import open_device, reserving
 from punica_serve.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -14,18 +17,29 @@ def test_a_device_that_can_not_be_used_is_named(name: str) -> None:
     assert open_device("cpu") == CPU
 
 
-def test_sizes_read_as_people_read_them() -> None:
-    assert (gib(0), gib(3 << 29), gib(141 << 30)) == ("0.0 GiB", "1.5 GiB", "141.0 GiB")
-
-
 def test_what_does_not_fit_names_size_setting_and_fix() -> None:
-    message = r"^the pool does not fit cpu: it takes 1\.0 GiB, this machine has \d+\.\d GiB; lower it$"
+    message = r"^the pool does not fit cpu: it takes 1\.0 GiB, \d+\.\d GiB are free; lower it$"
     with (
         pytest.raises(ConfigError, match=message) as caught,
         reserving("the pool", 1 << 30, CPU, fix="lower it", param="x"),
     ):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
     assert caught.value.param == "x"
+
+
+def test_what_has_equal_parts_names_how_many_fit() -> None:
+    """More than any machine has, so that the system refuses it."""
+    num_bytes, count = 1 << 60, 1 << 20
+    message = r"^the pool does not fit cpu: it takes 1073741824\.0 GiB, \d+\.\d GiB are free; lower it(?: to (\d+))?$"
+    with (
+        pytest.raises(ConfigError, match=message) as caught,
+        reserving("the pool", num_bytes, CPU, fix="lower it", param="x", count=count),
+    ):
+        torch.empty(num_bytes, dtype=torch.uint8)
+    found = re.match(message, caught.value.message)
+    assert found is not None
+    part = num_bytes // count
+    assert abs(int(found[1] or 0) * part - available_bytes()) < 64 * part
 
 
 @pytest.mark.parametrize(
