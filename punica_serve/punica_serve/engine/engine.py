@@ -287,6 +287,8 @@ class Engine:
         launched = self._cold_starts.launch(plan, forecast, self._runner) if plan else None
         if plan and not launched:
             self._work.set()
+        if launched and in_flight:
+            self._clock.launched(forecast, is_late=in_flight.step.has_ended)
         ended = launched
         if self._runner.overlap_scheduling:
             ended, self._in_flight = self._in_flight, launched

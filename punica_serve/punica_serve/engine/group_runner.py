@@ -21,6 +21,10 @@ class _GroupStep:
         self._wait = wait
         self.marks_ns = own.marks_ns
 
+    @property
+    def has_ended(self) -> bool:
+        return self._own.has_ended
+
     def sampled_tokens(self) -> Series[SampledToken | None]:
         """See ``LaunchedStep.sampled_tokens``."""
         with self._wait.waiting():

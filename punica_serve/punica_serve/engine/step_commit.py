@@ -13,6 +13,7 @@ from punica_serve.protocol import EndReason
 def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: StepClock) -> StepOutput:
     """Waits for the step, appends its tokens to the sequences, and drops those that ended."""
     plan, sampled_tokens = ended.plan, ended.step.sampled_tokens()
+    duration_s = clock.end(ended)
     if plan.assist is not None:
         requests.settle(plan.prefills[0], is_good=plan.assist.end())
     tokens: list[GeneratedToken] = []
@@ -45,7 +46,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
         batch_size=len(plan.sequences),
         num_prefill_tokens=plan.num_prefill_tokens,
         num_adapters=plan.num_adapters,
-        duration_s=clock.end(ended),
+        duration_s=duration_s,
     )
 
 

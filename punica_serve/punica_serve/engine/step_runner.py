@@ -27,6 +27,11 @@ class LaunchedStep(Protocol):
     #: see ``LaunchTimes``.
     marks_ns: tuple[int, int, int]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the device has finished it. Never waits."""
+        ...
+
     def sampled_tokens(self) -> Series[SampledToken | None]:
         """The token of each of ``StepPlan.sampled``, None if its logits are not finite. Waits for the device."""
         ...
@@ -59,6 +64,8 @@ def arrival_for(plan: StepPlan, arrival_of: ArrivalOf) -> Arrival | None:
 
 class FinishedStep:
     """A step that ended within its launch."""
+
+    has_ended = True
 
     def __init__(self, sampled_tokens: Series[SampledToken | None], marks_ns: tuple[int, int, int]) -> None:
         self._sampled_tokens = sampled_tokens

@@ -240,6 +240,22 @@ def test_a_launch_waits_for_a_request_that_it_has_room_for_and_for_none_else(
     assert num_waits(engine)
 
 
+def test_the_clock_learns_whether_launches_were_late(
+    make_overlapped: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One behind another step is late if that has ended by then. The first one finds the device idle."""
+    told: list[bool] = []
+    monkeypatch.setattr(StepClock, "launched", lambda clock, forecast, *, is_late: told.append(is_late))
+    engine = make_overlapped()
+    engine.add(_request("a", max_tokens=4))
+    for has_ended in (True, False):
+        engine.step()
+        assert engine._in_flight is not None
+        monkeypatch.setattr(type(engine._in_flight.step), "has_ended", has_ended)
+    engine.step()
+    assert told == [True, False]
+
+
 def test_a_request_that_comes_while_a_launch_waits_is_in_that_step(
     make_overlapped: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,8 +53,8 @@ def test_a_launch_waits_as_long_as_the_device_is_surely_busy(now: list[float]) -
     assert clock.time_to_launch_s(launched(100.0)) == 0, "nothing is known of steps yet"
     now[0] = 100.010
     clock.end(launched(100.0))
-    assert clock.time_to_launch_s(launched(100.001)) == pytest.approx(0.008)
-    now[0] = 100.0185
+    assert clock.time_to_launch_s(launched(100.001)) == pytest.approx(0.009)
+    now[0] = 100.0195
     assert clock.time_to_launch_s(launched(100.001)) == 0
 
 
@@ -63,24 +63,36 @@ def test_short_steps_are_forgotten_slowly(now: list[float]) -> None:
     run(clock, now, 0.004)
     for _ in range(10):
         run(clock, now, 0.008)
-    assert 0.002 < clock.time_to_launch_s(launched(now[0])) < 0.003
+    assert 0.003 < clock.time_to_launch_s(launched(now[0])) < 0.004
     for _ in range(40):
         run(clock, now, 0.008)
-    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.006)
+    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.007)
 
 
 def test_a_launch_waits_longer_behind_a_prefill_than_behind_decodes(now: list[float]) -> None:
     clock = StepClock()
     run(clock, now, 0.007)
-    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.005), "none is known: as the shortest"
+    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.006), "none is known: as the shortest"
     run(clock, now, 0.015, PREFILL)
     run(clock, now, 0.007)
-    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.013)
-    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.005)
+    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.014)
+    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.006)
     forecast = clock.forecast(launched(now[0], PREFILL))
     assert (forecast.starts_in_s, forecast.lasts_s) == pytest.approx((0.015, 0.007))
     run(clock, now, 0.010, PREFILL)
-    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.008), "as short as any of its kind"
+    assert clock.time_to_launch_s(launched(now[0], PREFILL)) == pytest.approx(0.009), "as short as any of its kind"
+
+
+def test_launches_that_are_late_begin_earlier(now: list[float]) -> None:
+    clock = StepClock()
+    run(clock, now, 0.008)
+    step = launched(now[0])
+    assert clock.time_to_launch_s(step) == pytest.approx(0.007)
+    now[0] += 0.007
+    clock.launched(clock.forecast(step), is_late=True)
+    assert clock.time_to_launch_s(launched(now[0])) == pytest.approx(0.0068)
+    clock.launched(clock.forecast(step), is_late=False)
+    assert 0.0068 < clock.time_to_launch_s(launched(now[0])) < 0.0069
 
 
 def test_an_idle_device_begins_at_once(now: list[float]) -> None:

@@ -62,6 +62,10 @@ class CudaStep:
         self._end = end
         self.marks_ns = marks_ns
 
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._end.query())
+
     def sampled_tokens(self) -> Series[SampledToken | None]:
         """Waits for the step: the only wait for the device, apart from ``launch``, which waits for copies."""
         self._end.synchronize()
