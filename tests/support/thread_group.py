@@ -16,6 +16,7 @@ from punica_serve.engine.engine_parts import EngineParts, alone
 from punica_serve.engine.host_tiers import open_early
 from punica_serve.engine.rank_engine import RankEngine
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.ranks.launch_times import LaunchTimes
 from punica_serve.engine.ranks.pending_commands import PendingCommands
 from punica_serve.engine.ranks.rank_group import RankGroup
@@ -57,7 +58,9 @@ class _ThreadRank:
             raise
 
     def _follow(self) -> None:
-        parts = EngineParts.make(self._config, torch.device("cpu"), self._collectives, alone, ExitStack(), self.clock)
+        parts = EngineParts.make(
+            self._config, torch.device("cpu"), Joining.done(self._collectives), alone, ExitStack(), self.clock
+        )
         host_memory = open_early(self._config, parts.device, self._collectives.rank)
         rank = self.engine = RankEngine(self._config, parts, self._reply, self.clock, host_memory)
         self.is_ready.set()
@@ -113,9 +116,9 @@ class ThreadGroup(RankGroup):
 def thread_group(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int) -> Iterator[Engine]:
     """The engine that leads a group of CPUs; audited and closed at the end."""
 
-    def start(config: EngineConfig, *_: Any, **__: Any) -> tuple[ThreadGroup, ThreadCollectives]:
+    def start(config: EngineConfig, *_: Any, **__: Any) -> tuple[ThreadGroup, Joining]:
         own, *others = thread_collectives(size)
-        return ThreadGroup(config, others), own
+        return ThreadGroup(config, others), Joining.done(own)
 
     with monkeypatch.context() as patched:
         patched.setattr(engine_module, "start_group", start)

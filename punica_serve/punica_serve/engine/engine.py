@@ -32,6 +32,7 @@ from punica_serve.engine.in_flight import InFlight
 from punica_serve.engine.led_group import LedGroup
 from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_process import FollowingRank
 from punica_serve.engine.ranks.rank_processes import RankProcesses
@@ -88,15 +89,15 @@ class Engine:
             rank = Rank(0, len(devices)) if len(devices) > 1 else collectives.rank
             host_memory = open_early(config, self.device, rank)
             self._opened.callback(host_memory.close)
-            with clock.phase("imports"):
-                import_runner(self.device)
             if len(devices) > 1:
                 others = others or GroupSettings()
-                group, collectives = start_group(
-                    config, devices, self.device, others, packed_cache, on_loss, clock=clock
-                )
+                group, joining = start_group(config, devices, self.device, others, packed_cache, on_loss, clock=clock)
                 self._group = LedGroup(self.device, group)
-            self._make(config, fetch, packed_cache, host_memory, collectives, clock)
+            else:
+                joining = Joining.done(collectives)
+            with clock.phase("imports"):
+                import_runner(self.device)
+            self._make(config, fetch, packed_cache, host_memory, joining, clock)
         #: Where the seconds of the start went.
         self.start_times = StartTimes.of(clock, self._group.phases)
         log.info("ready in %s", self.start_times)
@@ -107,11 +108,11 @@ class Engine:
         fetch: Fetch,
         packed_cache: PackedCache | None,
         host_memory: HostMemoryOpening,
-        collectives: Collectives,
+        joining: Joining,
         clock: StartClock,
     ) -> None:
         agree = clock.as_wait(self._group.smallest)
-        parts = EngineParts.make(config, self.device, collectives, agree, self._opened, clock)
+        parts = EngineParts.make(config, self.device, joining, agree, self._opened, clock)
         #: This rank's share of the model; all of it in a group of one.
         self.share = parts.share
         self.model_config, self._cache, self._lora_pool = parts.share.whole, parts.cache, parts.lora_pool

@@ -13,11 +13,13 @@ from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
 from punica_serve.engine.memory.device_memory import open_device
-from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.model_loader import load_base_weights
 from punica_serve.engine.ranks.exchange_start import exchanges_of
+from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.sampler import Sampler
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
+from punica_serve.models.llama import Llama
 from punica_serve.models.model import Model
 from punica_serve.process.start_clock import StartClock
 
@@ -44,7 +46,7 @@ class EngineParts:
         cls,
         config: EngineConfig,
         device: torch.device,
-        collectives: Collectives,
+        joining: Joining,
         agree: Agree,
         opened: ExitStack,
         clock: StartClock,
@@ -59,11 +61,14 @@ class EngineParts:
         model = read_model_config(config.model)
         dtype: torch.dtype = getattr(torch, config.dtype_of(model))
         config.context_of(model)
-        share = config.share_of(model, collectives.rank)
-        with clock.phase("exchanges", together=True):
-            collectives = exchanges_of(collectives, config, share, dtype, device, opened)
+        share = config.share_of(model, joining.rank)
         with clock.phase("weights"):
-            loaded = load_model(config, share, dtype, device, collectives, clock.at)
+            weights = load_base_weights(config, share, dtype, device, clock.at)
+        with clock.phase("joining", together=True):
+            joined = joining.wait(clock.at)
+        with clock.phase("exchanges", together=True):
+            collectives = exchanges_of(joined, config, share, dtype, device, opened)
+        loaded = Llama(share, weights, collectives)
         with clock.phase("pools"):
             lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
             sampler = Sampler(

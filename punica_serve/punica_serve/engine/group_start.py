@@ -11,13 +11,14 @@ from punica_serve.base_model.rank import Rank
 from punica_serve.config.device_groups import ranks_of, why_no_group
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import GroupSettings
+from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.ranks.nccl_version import warn_of_nccl
 from punica_serve.engine.ranks.network_interface import interface_to
 from punica_serve.engine.ranks.rank_group import RankGroup
 from punica_serve.engine.ranks.rank_hello import check_hellos, hello_of
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rank_processes import RankProcesses
-from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, open_port
+from punica_serve.engine.ranks.rendezvous import join, leave_if_lost, make_current, open_port
 from punica_serve.errors import ConfigError, PunicaError
 from punica_serve.models.collectives import Collectives
 from punica_serve.process.start_clock import StartClock
@@ -44,13 +45,15 @@ def start_group(
     on_loss: Callable[[PunicaError], None] | None = None,
     *,
     clock: StartClock,
-) -> tuple[RankGroup, Collectives]:
+) -> tuple[RankGroup, Joining]:
     """Joins this process, on its device ``own``, with the ranks of the other devices when all fit together.
 
+    GPUs join while the caller goes on: weights take as long. This thread gets its GPU as the current one at once.
     ``others``: their processes, or the deadlines with which they are started. Raises ConfigError if they don't fit,
     ModelRejected for weights that can't be served, RankLost for a rank that is late or has died.
     """
     _check_model(config, len(devices))
+    make_current(own)
     if isinstance(others, GroupSettings):
         others = RankProcesses(config, devices, others, packed_cache)
     group, settings = RankGroup(others, on_loss), others.settings
@@ -73,12 +76,16 @@ def start_group(
         raise
 
 
-def _join(store: Store, device: torch.device, rank: Rank, timeout_s: float, group: RankGroup, host: str) -> Collectives:
+def _join(store: Store, device: torch.device, rank: Rank, timeout_s: float, group: RankGroup, host: str) -> Joining:
     """The leader's part. Raises RankLost with the cause that the watch has found, if there is one."""
-    try:
-        return join(store, device, rank, timeout_s, group.check, interface=interface_to(host))
-    except RankLost as error:
-        raise group.loss_after(error) from error.__cause__
+
+    def join_others() -> Collectives:
+        try:
+            return join(store, device, rank, timeout_s, group.check, interface=interface_to(host))
+        except RankLost as error:
+            raise group.loss_after(error) from error.__cause__
+
+    return Joining(rank, join_others, in_background=device.type == "cuda")
 
 
 def _check_model(config: EngineConfig, num_ranks: int) -> None:

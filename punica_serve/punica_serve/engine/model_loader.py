@@ -1,26 +1,22 @@
-"""Loads the base model onto its device at the start."""
+"""Loads the weights of the base model onto their device at the start."""
 
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.memory.device_memory import reserving
-from punica_serve.models.collectives import SINGLE_RANK, Collectives
-from punica_serve.models.llama import Llama
-from punica_serve.models.model import Model
-from punica_serve.models.model_weights import dummy_weights, load_weights, weights_num_bytes
+from punica_serve.models.model_weights import ModelWeights, dummy_weights, load_weights, weights_num_bytes
 from punica_serve.process.start_clock import Progress, no_progress
 
 
-def load_model(
+def load_base_weights(
     config: EngineConfig,
     model: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    collectives: Collectives = SINGLE_RANK,
     progress: Progress = no_progress,
-) -> Model:
-    """The model of the config's folder with the weights that ``load_format`` asks for, or a rank's share: ``model``.
+) -> ModelWeights:
+    """The weights that ``load_format`` asks for, or a rank's share of them: ``model``.
 
     Raises ModelRejected if the checkpoint is not what config.json describes, ConfigError if it does not fit.
     """
@@ -32,5 +28,5 @@ def load_model(
         param="engine.model",
     ):
         if config.load_format == "dummy":
-            return Llama(model, dummy_weights(model, dtype, device, progress), collectives)
-        return Llama(model, load_weights(config.model, model, dtype, device, progress), collectives)
+            return dummy_weights(model, dtype, device, progress)
+        return load_weights(config.model, model, dtype, device, progress)

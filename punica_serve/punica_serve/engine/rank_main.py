@@ -183,10 +183,12 @@ def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock
     from punica_serve.engine.engine_parts import EngineParts, open_engine_device
     from punica_serve.engine.host_tiers import open_early
     from punica_serve.engine.rank_engine import RankEngine
+    from punica_serve.engine.ranks.joining import Joining
     from punica_serve.engine.ranks.network_interface import interface_to
     from punica_serve.engine.ranks.rank_hello import hello_of
-    from punica_serve.engine.ranks.rendezvous import join, leave, reach_port
+    from punica_serve.engine.ranks.rendezvous import join, leave, make_current, reach_port
     from punica_serve.engine.ranks.ring_frames import read_frame
+    from punica_serve.models.collectives import Collectives
     from punica_serve.store.packed_folder import PackedCache
 
     clock.spent("imports", clock.total_s)
@@ -198,15 +200,20 @@ def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock
     rank = Rank(options.rank, options.size)
     host_memory = open_early(config, device, rank)
     link.send(hello_of(config, device, options.size))
-    with clock.phase("imports"):
-        import_runner(device)  # as the leader does meanwhile
-    host, port = leader.address()
-    store = reach_port(host, port, options.ready_timeout_s)
+    make_current(device)
+
+    def join_others() -> Collectives:
+        host, port = leader.address()
+        store = reach_port(host, port, options.ready_timeout_s)
+        return join(store, device, rank, options.exchange_timeout_s, interface=interface_to(host))
+
     with clock.phase("joining", together=True):
-        collectives = join(store, device, rank, options.exchange_timeout_s, interface=interface_to(host))
+        joining = Joining(rank, join_others, in_background=device.type == "cuda")  # as the leader's does
+    with clock.phase("imports"):
+        import_runner(device)
     agree = clock.as_wait(leader.agree)
     opened = contextlib.ExitStack()
-    parts = EngineParts.make(config, device, collectives, agree, opened, clock)
+    parts = EngineParts.make(config, device, joining, agree, opened, clock)
     packed_cache = PackedCache(Path(options.cache_folder), options.cache_bytes) if options.cache_folder else None
     engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
     reader = RingReader(inherited.ring_fd, inherited.num_readers, inherited.reader)

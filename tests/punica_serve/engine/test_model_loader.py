@@ -8,9 +8,10 @@ import torch
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.model_loader import load_model
+from punica_serve.engine.model_loader import load_base_weights
 from punica_serve.engine.torch_lora import TorchLora
 from punica_serve.errors import ConfigError, ModelRejected
+from punica_serve.models.llama import Llama
 
 CPU = torch.device("cpu")
 
@@ -23,8 +24,9 @@ def _no_lora(model: ModelConfig) -> TorchLora:
 def test_dummy_weights_need_config_json_alone(tiny_llama: Path, tiny_model: ModelConfig, tmp_path: Path) -> None:
     shutil.copy(tiny_llama / "config.json", tmp_path)
     with pytest.raises(ModelRejected, match="only safetensors weights are read"):
-        load_model(EngineConfig(model=tmp_path), tiny_model, torch.float32, CPU)
-    model = load_model(EngineConfig(model=tmp_path, load_format="dummy"), tiny_model, torch.bfloat16, CPU)
+        load_base_weights(EngineConfig(model=tmp_path), tiny_model, torch.float32, CPU)
+    config = EngineConfig(model=tmp_path, load_format="dummy")
+    model = Llama(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, CPU))
     logits = model.logits(torch.ones(1, 32, dtype=torch.bfloat16), _no_lora(tiny_model))
     assert logits.isfinite().all() and logits.std() > 0
 
@@ -32,7 +34,7 @@ def test_dummy_weights_need_config_json_alone(tiny_llama: Path, tiny_model: Mode
 def test_a_model_that_does_not_fit_says_what_it_takes(tiny_llama: Path, tiny_model: ModelConfig) -> None:
     huge = replace(tiny_model, vocab_size=1 << 50)
     with pytest.raises(ConfigError, match=r"the base model in float16 does not fit cpu: it takes \d+\.\d GiB, .*dtype"):
-        load_model(EngineConfig(model=tiny_llama, load_format="dummy"), huge, torch.float16, CPU)
+        load_base_weights(EngineConfig(model=tiny_llama, load_format="dummy"), huge, torch.float16, CPU)
 
 
 @pytest.mark.gpu
@@ -41,12 +43,12 @@ def test_a_gpu_holds_the_model_and_one_tensor_at_most(tiny_llama: Path, tiny_mod
     config = EngineConfig(model=tiny_llama)
     torch.cuda.reset_peak_memory_stats(gpu)
     before = torch.cuda.memory_allocated(gpu)
-    model = load_model(config, tiny_model, torch.bfloat16, gpu)
+    model = Llama(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, gpu))
     held, peak = torch.cuda.memory_allocated(gpu) - before, torch.cuda.max_memory_allocated(gpu) - before
     largest = max(97 * 32, 48 * 32) * 4 + 512  # in the checkpoint's float32
     # The rotary tables come last, so the peak is theirs or a tensor's conversion.
     assert peak <= held + max(largest, 4 * 256 * 8 * 4)
-    expected = load_model(config, tiny_model, torch.bfloat16, CPU)
+    expected = Llama(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, CPU))
     hidden, lora = torch.randn(3, 32, dtype=torch.bfloat16), _no_lora(tiny_model)
     torch.testing.assert_close(
         model.logits(hidden.to(gpu), lora).cpu(), expected.logits(hidden, lora), atol=0.05, rtol=0.05

@@ -16,6 +16,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.engine_parts import EngineParts, alone
 from punica_serve.engine.host_tiers import open_early
 from punica_serve.engine.rank_engine import RankEngine
+from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.ranks.rank_messages import AuditRank, CopyAdapter, Done, Introduce, RankAudit, StopRank
 from punica_serve.engine.ranks.ring_frames import command_frame, read_frame, step_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
@@ -101,7 +102,7 @@ def test_a_rank_knows_the_tokens_that_its_leader_does_not(
 
     def follow(collectives: Collectives) -> None:
         clock = StartClock()
-        parts = EngineParts.make(config, torch.device("cpu"), collectives, alone, ExitStack(), clock)
+        parts = EngineParts.make(config, torch.device("cpu"), Joining.done(collectives), alone, ExitStack(), clock)
         rank = RankEngine(config, parts, replies.put, clock, open_early(config, parts.device, collectives.rank))
         goes_on = True
         while goes_on:

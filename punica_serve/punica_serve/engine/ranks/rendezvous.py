@@ -56,9 +56,8 @@ def join(
     """
     if late := StartVotes(store, rank).meet("join", timeout_s, check):
         raise RankLost(f"{' and '.join(late)} did not come to where the ranks meet within {timeout_s:g} s")
+    make_current(device)
     is_gpu = device.type == "cuda"
-    if is_gpu:
-        torch.cuda.set_device(device)  # memory that is pinned, and streams of libraries, belong to the current one
     try:
         with _on_interface(interface), _own_excepthook():
             dist.init_process_group(
@@ -75,6 +74,12 @@ def join(
         raise RankLost(f"the ranks could not join within {timeout_s:g} s: {first_line(error)}") from error
     assert dist.group.WORLD is not None
     return TorchCollectives(dist.group.WORLD, store)
+
+
+def make_current(device: torch.device) -> None:
+    """Makes a GPU the calling thread's current one, to which memory that it pins, and streams of libraries, belong."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def leave() -> None:
