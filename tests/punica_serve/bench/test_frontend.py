@@ -37,7 +37,7 @@ def test_a_played_gpu_ends_a_request_with_its_last_token() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells of processes")
-@pytest.mark.parametrize(("api", "num_connections"), [("websocket", 4), ("http", 8), ("chat", 8)])
+@pytest.mark.parametrize(("api", "num_connections"), [("websocket", 4), ("http", 8), ("chat", 8), ("generate", 8)])
 def test_a_small_load_is_measured(api: StreamApi, num_connections: int) -> None:
     report = run(replace(SETTINGS, api=api), Progress())
     (row,) = report.tables[0].records

@@ -1,6 +1,6 @@
 """A process of clients: `python -m punica_serve.bench.frontend.clients API PORT SOCKETS REQUESTS PROMPT ANSWER`.
 
-Implements both APIs by hand: it sends requests, discards what it receives but for the ends of answers, and then asks
+Implements the APIs by hand: it sends requests, discards what it receives but for the ends of answers, and then asks
 again, to take little of the machine that the frontend is measured on. It ends when the frontend does.
 """
 
@@ -32,11 +32,22 @@ def _ask(number: int, sampling: dict[str, Any], num_prompt: int) -> bytes:
     return _masked(json.dumps(frame).ljust(126).encode())
 
 
+def _route(api: str, num_prompt: int) -> tuple[str, dict[str, Any]]:
+    """The path of an API of server-sent events, and the fields of its prompt."""
+    ids = [_TOKEN_ID] * num_prompt
+    match api:
+        case "http":
+            return "/v1/completions", {"prompt": ids}
+        case "chat":
+            return "/v1/chat/completions", {"messages": [{"role": "user", "content": "1" * num_prompt}]}
+        case "generate":
+            return "/v1/generate", {"input_ids": ids}
+        case _:
+            raise ValueError(f"no API {api!r}")
+
+
 def _post(api: str, sampling: dict[str, Any], num_prompt: int) -> bytes:
-    path = "/v1/completions"
-    prompt: dict[str, Any] = {"prompt": [_TOKEN_ID] * num_prompt}
-    if api == "chat":
-        path, prompt = "/v1/chat/completions", {"messages": [{"role": "user", "content": "1" * num_prompt}]}
+    path, prompt = _route(api, num_prompt)
     body = json.dumps({**prompt, "stream": True, **sampling}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-StreamApi = Literal["websocket", "http", "chat"]
+StreamApi = Literal["websocket", "http", "chat", "generate"]
 
 #: Time before the measurement, in which every client begins.
 WARM_UP_S = 1.0
@@ -13,7 +13,7 @@ WARM_UP_S = 1.0
 class FrontendSettings:
     """A load of clients that ask again as soon as their answers end."""
 
-    #: http, chat: server-sent events of completions, or of chat completions.
+    #: http, chat, generate: server-sent events of completions, of chat completions, of the native API.
     api: StreamApi
     num_sockets: int
     requests_per_socket: int

@@ -10,8 +10,10 @@ from punica_serve.cli.bench.common import DEFAULT_OUT, OutOption, measure
 
 def command(
     api: Annotated[
-        Literal["websocket", "http", "chat"],
-        typer.Option(help="http, chat: server-sent events of completions, of chat completions."),
+        Literal["websocket", "http", "chat", "generate"],
+        typer.Option(
+            help="http, chat, generate: server-sent events of completions, of chat completions, of the native API."
+        ),
     ] = "websocket",
     sockets: Annotated[int, typer.Option(min=1, max=65_536, help="Websockets.")] = 64,
     requests: Annotated[
