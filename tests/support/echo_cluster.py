@@ -134,13 +134,14 @@ class EchoCluster:
                 return
             self.num_tokens += 1
             logprobs = None if sampling.logprobs is None else TokenLogprobs(-0.5, (token_id,), (-0.5,))
+            is_last = token_id == EOS or position + 1 == sampling.max_tokens
             try:
-                live.accept(position, token_id, logprobs)
+                live.accept(position, token_id, logprobs, is_last=is_last)
             except SlowReader as error:
                 self.failed.append(live.request.request_id)
                 live.fail(WireError.of(error))
                 return
-            if token_id == EOS or position + 1 == sampling.max_tokens:
+            if is_last:
                 reason: EndReason = "stop" if token_id == EOS else "length"
                 ending = Ending(live.handle, position + 1, reason, gpu_s=GPU_S, queue_s=QUEUE_S, prefill_s=PREFILL_S)
                 live.end(ending)

@@ -104,6 +104,11 @@ class DrainAnswer(msgspec.Struct, frozen=True):
     drain: bool
 
 
+def token_frame(answer_id: str, token_id: int, text: str, num_tokens: int) -> Frame:
+    """Returns the frame of a single token, behind which others follow; with it there are ``num_tokens``."""
+    return Frame(answer_id, num_tokens - 1, (token_id,), text)
+
+
 def json_of(struct: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(struct), status, media_type="application/json")
 

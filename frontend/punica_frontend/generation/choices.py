@@ -10,7 +10,7 @@ import msgspec
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage, answer, usage
 from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.generator import Generator
-from punica_frontend.generation.ready_streams import ReadyStreams
+from punica_frontend.generation.reader_queue import ReaderQueue
 from punica_frontend.generation.request_ids import cluster_request_id
 from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.generation.response_stream import ResponseStream
@@ -89,33 +89,13 @@ async def stream_all(
     others too. ``direct`` writes single tokens itself while the reader waits: these are not yielded.
     """
     streams: list[ResponseStream] = []
-    ready = ReadyStreams()
-    #: The end of a stream that ``pass_on`` met, and leaves to the reader; one at most.
-    met: list[Frame | Exception] = []
-
-    def pass_on(index: int, token_id: int) -> bool:
-        encode = direct.encoder(index) if direct is not None and ready.has_waiting_reader else None
-        if direct is None or encode is None:
-            return False
-        stream = streams[index]
-        try:
-            text = stream.add(token_id)
-            if isinstance(text, Frame):
-                met.append(text)
-                ready.mark(index)
-            elif text:
-                direct.write(encode(text, stream.num_tokens))
-        except Exception as error:  # it is the reader's, and must not end the scheduler's link
-            met.append(error)
-            ready.mark(index)
-        return True
-
+    ready: ReaderQueue[int] = direct.queue if direct else ReaderQueue()
     backlog = Backlog()
     try:
         for index, plan in enumerate(plans):
-            streams.append(await generator.start(plan, partial(ready.mark, index), backlog))
-            if direct is not None:
-                streams[index].pass_tokens(partial(pass_on, index))
+            streams.append(await generator.start(plan, partial(ready.put, index), backlog))
+            if direct:
+                streams[index].write_tokens(index, direct)
         num_open = len(plans)
         has_begun = False
         while num_open:
@@ -126,7 +106,7 @@ async def stream_all(
                 has_begun = True
                 for stream in streams:
                     stream.record_rate_limits()
-            frame = _or_raise(met.pop()) if met else streams[index].take()
+            frame = streams[index].take()
             num_open -= frame.finish_reason is not None
             if frame.finish_reason and num_open:
                 # Closed before the reader takes the frame: tokens after a stop string must not queue it again.
@@ -135,12 +115,6 @@ async def stream_all(
     finally:
         for stream in streams:
             stream.close()
-
-
-def _or_raise(met: Frame | Exception) -> Frame:
-    if isinstance(met, Exception):
-        raise met
-    return met
 
 
 async def whole_answers(generator: Generator, plans: Sequence[RequestPlan]) -> list[GenerateAnswer]:

@@ -35,12 +35,12 @@ class EventStream(Response, Generic[E]):
     def __init__(
         self,
         events: AsyncGenerator[E, None],
-        error_event: Callable[[E, Exception], object],
+        error_event: Callable[[Exception], object],
         *,
         says_done: bool = True,
         direct: DirectOutput | None = None,
     ) -> None:
-        """``error_event`` makes the last event of a stream that fails, from the event before and the error.
+        """``error_event`` makes the last event of a stream that fails.
 
         ``direct`` may write events itself after the first one, while ``events`` are waited for.
         """
@@ -58,9 +58,9 @@ class EventStream(Response, Generic[E]):
 
     async def _send_all(self, send: Send, pieces: PieceWriter) -> None:
         async with aclosing(self._events) as events:
-            event = await anext(events)
+            first = await anext(events)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await pieces.send(event_line(event))
+            await pieces.send(event_line(first))
             if self._direct is not None:
                 self._direct.open(pieces)
             try:
@@ -69,7 +69,7 @@ class EventStream(Response, Generic[E]):
             except Exception as error:
                 if not isinstance(error, PunicaError):
                     log.exception("an event stream failed")
-                await pieces.send(event_line(self._error_event(event, error)))
+                await pieces.send(event_line(self._error_event(error)))
         last = _DONE if self._says_done else b""
         await send({"type": "http.response.body", "body": last, "more_body": False})
 

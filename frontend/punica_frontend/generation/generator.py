@@ -1,12 +1,10 @@
-"""Runs requests in the cluster and streams their answers."""
+"""Runs requests in the cluster."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.schemas import GenerateFields
 from punica_frontend.generation.admission import Admission
-from punica_frontend.generation.answers import Frame
 from punica_frontend.generation.input_processor import InputProcessor
 from punica_frontend.generation.request_account import RequestAccounts
 from punica_frontend.generation.request_plan import RequestPlan
@@ -89,24 +87,6 @@ class Generator:
             self._tokenizer, plan.request, answer_id=plan.answer_id, stops=plan.stops, end_ids=plan.end_ids
         )
         return ResponseStream(live, text, account, self._release, lora_id=plan.lora_id)
-
-    async def stream(self, plan: RequestPlan) -> AsyncGenerator[Frame, None]:
-        """Runs a plan for one reader; the last frame has a finish_reason. Closing it early cancels the request.
-
-        Raises the PunicaError with which the cluster ended the request.
-        """
-        ready = asyncio.Event()
-        stream = await self.start(plan, ready.set, Backlog())
-        try:
-            while True:
-                await ready.wait()
-                ready.clear()
-                frame = stream.take()
-                yield frame
-                if frame.finish_reason:
-                    return
-        finally:
-            stream.close()
 
     def _release(self, live: LiveRequest) -> None:
         try:

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from punica_frontend.api.errors import from_wire
 from punica_frontend.generation.answers import Frame
+from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.rate_limits import record_rate_limits
 from punica_frontend.generation.request_account import RequestAccount
 from punica_frontend.generation.text_stream import TextStream
@@ -15,6 +17,8 @@ from punica_serve.errors import PunicaError, RequestFailed
 
 class ResponseStream:
     """Yields the frames of an answer by ``take``, each with the output since the one before.
+
+    Tokens may be written directly instead, by ``write_tokens``.
 
     The caller must close it, before or after the last frame; closing cancels a running request.
     """
@@ -39,6 +43,8 @@ class ResponseStream:
         self._release = release
         self._lora_id = lora_id
         self._is_open = True
+        #: The end that a token met which was written directly, until it is taken.
+        self._met: Frame | Exception | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -53,22 +59,9 @@ class ResponseStream:
     def is_open(self) -> bool:
         return self._is_open
 
-    def pass_tokens(self, pass_on: Callable[[int], bool]) -> None:
-        """``pass_on`` may ``add`` a token that comes while no output waits; it returns whether it did."""
-        self._live.direct = pass_on
-
-    def add(self, token_id: int) -> str | Frame:
-        """Counts a token that skips ``take``. Returns its text, or the last frame if it completes a stop string."""
-        try:
-            added = self._text.add(token_id, self._live.num_cached_tokens)
-            self._metrics.add_tokens(1, time.monotonic())
-            self._charge.add_tokens(1)
-            if isinstance(added, Frame):
-                self._metrics.outcome = "stop"
-        except Exception as error:
-            self._metrics.outcome = outcome_of(error)
-            raise
-        return added
+    def write_tokens(self, index: int, direct: DirectOutput) -> None:
+        """Lets ``direct`` write tokens of the plan at ``index`` that come while no output waits, past ``take``."""
+        self._live.direct = partial(self._write, index, direct)
 
     def take(self) -> Frame:
         """Returns the next frame. There is none after one with a finish_reason.
@@ -77,7 +70,7 @@ class ResponseStream:
         """
         self.record_rate_limits()
         try:
-            return self._take()
+            return self._take() if self._met is None else self._take_met()
         except Exception as error:
             self._metrics.outcome = outcome_of(error)
             raise
@@ -112,6 +105,36 @@ class ResponseStream:
         else:
             self._live.offer_rest()
         return frame
+
+    def _write(self, index: int, direct: DirectOutput, token_id: int) -> bool:
+        """Writes a token if that is possible now; returns whether it was taken. A stop string's end is for ``take``."""
+        encode = direct.encoder(index)
+        if encode is None:
+            return False
+        try:
+            added = self._text.add(token_id, self._live.num_cached_tokens)
+            self._metrics.add_tokens(1, time.monotonic())
+            self._charge.add_tokens(1)
+            if isinstance(added, Frame):
+                self._metrics.outcome = "stop"
+                self._meet(added)
+            elif piece := encode(token_id, added, self._text.num_tokens):
+                direct.write(piece)
+        except Exception as error:  # it is the reader's, and must not end the scheduler's link
+            self._meet(error)
+        return True
+
+    def _meet(self, end: Frame | Exception) -> None:
+        """Leaves an end to the reader."""
+        self._met = end
+        self._live.become_ready()
+
+    def _take_met(self) -> Frame:
+        met, self._met = self._met, None
+        assert met is not None
+        if isinstance(met, Exception):
+            raise met
+        return met
 
     def _with_name(self, error: PunicaError) -> PunicaError:
         """Adds the client's name for the adapter to an error about it."""

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from punica_frontend.generation.answers import Frame, TokenUsage
-from punica_frontend.generation.direct_output import EncodeText
+from punica_frontend.generation.direct_output import EncodeToken
 from punica_frontend.generation.event_stream import EVENT_HEAD, EVENT_TAIL
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 
@@ -41,12 +41,14 @@ class ChunkTemplate:
         told = _encode(usage) if self.counts_usage else b""
         return b"".join((self._head, _encode(text), self._middle, told, self._tail))
 
-    def encoder(self, so_far: Callable[[int], ChunkUsage]) -> EncodeText:
+    def encoder(self, so_far: Callable[[int], ChunkUsage]) -> EncodeToken:
         """Returns what encodes chunks as events. ``so_far`` makes the usage from the number of generated tokens."""
         if self.counts_usage:
-            return lambda text, num_tokens: b"".join((EVENT_HEAD, self.json(text, so_far(num_tokens)), EVENT_TAIL))
+            return lambda _, text, num_tokens: (
+                b"".join((EVENT_HEAD, self.json(text, so_far(num_tokens)), EVENT_TAIL)) if text else None
+            )
         head, tail = EVENT_HEAD + self._head, self._tail + EVENT_TAIL
-        return lambda text, _: b"".join((head, _encode(text), tail))
+        return lambda _, text, __: b"".join((head, _encode(text), tail)) if text else None
 
 
 class ChunkTemplates:
@@ -58,7 +60,7 @@ class ChunkTemplates:
         self._usage = usage
         self._templates: dict[int, ChunkTemplate] = {}
         #: What encodes plain chunks as events, from each choice's first plain chunk on.
-        self.encoders: dict[int, EncodeText] = {}
+        self.encoders: dict[int, EncodeToken] = {}
 
     def of(self, index: int, frame: Frame) -> msgspec.Raw:
         """Returns the chunk of a plain frame."""

@@ -125,5 +125,5 @@ def _stream(
         if includes_usage:
             yield chunks.last(choices.usage(sum(end.completion_tokens for end in ends.values()), ends))
 
-    stream = EventStream(events(), lambda _, error: {"error": error_object(error)}, direct=direct)
+    stream = EventStream(events(), lambda error: {"error": error_object(error)}, direct=direct)
     return with_ignored(stream, choices.ignored_fields)

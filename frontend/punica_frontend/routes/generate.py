@@ -1,18 +1,15 @@
 """POST /v1/generate: one request, answered as a whole or as server-sent events."""
 
-from contextlib import aclosing
-
 from fastapi import APIRouter, Request, Response
 
 from punica_frontend.api.caller import caller_of
 from punica_frontend.api.counted_route import counted_route
-from punica_frontend.api.errors import error_object
 from punica_frontend.api.response_docs import answer_or_events, refusals
 from punica_frontend.api.schemas import GenerateBody
-from punica_frontend.generation.answers import Frame, GenerateAnswer, answer, json_of
-from punica_frontend.generation.event_stream import EventStream
+from punica_frontend.generation.answers import Frame, GenerateAnswer, json_of
+from punica_frontend.generation.choices import whole_answers
+from punica_frontend.generation.frame_events import FrameEvents
 from punica_frontend.generation.generator import Generator
-from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
 
 _EXAMPLE = {
@@ -37,21 +34,10 @@ def generate_router(generator: Generator) -> APIRouter:
         """Continues a prompt with the base model or with one of its LoRA models."""
         plan = await generator.plan(body, caller_of(request))
         if body.stream:
-            return EventStream(generator.stream(plan), _last_frame)
-        whole = await run_while_connected(request.receive, _whole_answer(generator, plan))
-        if whole is None:
+            return FrameEvents(generator, plan).response()
+        answers = await run_while_connected(request.receive, whole_answers(generator, (plan,)))
+        if answers is None:
             return Response(status_code=CLIENT_CLOSED)
-        return json_of(whole)
+        return json_of(answers[0])
 
     return router
-
-
-async def _whole_answer(generator: Generator, plan: RequestPlan) -> GenerateAnswer:
-    async with aclosing(generator.stream(plan)) as frames:
-        return answer([frame async for frame in frames], lora_id=plan.lora_id)
-
-
-def _last_frame(last: Frame, error: Exception) -> Frame:
-    """Returns the last frame of a stream that failed."""
-    num_tokens = last.index + len(last.token_ids)
-    return Frame(last.request_id, num_tokens, finish_reason="error", error=error_object(error))

@@ -115,7 +115,7 @@ class LiveRequest:
         if logprobs is not None:
             self._logprobs.append(logprobs)
         if not is_last:  # so that the end goes with the last token
-            self._become_ready()
+            self.become_ready()
 
     def end(self, ending: Ending) -> None:
         """Ends the request, unless the end belongs to a shorter, outdated stream.
@@ -154,7 +154,13 @@ class LiveRequest:
     def offer_rest(self) -> None:
         """Signals readiness again if output is left after the last ``take``."""
         if self._num_taken < len(self._generated):
-            self._become_ready()
+            self.become_ready()
+
+    def become_ready(self) -> None:
+        """Signals readiness, unless that was done since the last ``take``."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._on_ready()
 
     def release_backlog(self) -> None:
         """Stops counting untaken output, which will never be taken."""
@@ -182,9 +188,4 @@ class LiveRequest:
 
     def _finish(self, reason: FinishReason, error: WireError | None) -> None:
         self._ending = (reason, error)
-        self._become_ready()
-
-    def _become_ready(self) -> None:
-        if not self._is_ready:
-            self._is_ready = True
-            self._on_ready()
+        self.become_ready()

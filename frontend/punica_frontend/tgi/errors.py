@@ -70,7 +70,7 @@ def tgi_terms() -> Iterator[None]:
         raise TgiError(error) from error
 
 
-def error_event(_: object, error: Exception) -> TgiErrorBody:
+def error_event(error: Exception) -> TgiErrorBody:
     """Returns the event that ends a failed stream."""
     if isinstance(error, TgiError):
         return _body(error)

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 
 from punica_frontend.api.caller import Caller, caller_of
 from punica_frontend.fields.policy import FieldPolicy, with_ignored
-from punica_frontend.generation.choices import check_together, copies, whole_answers
+from punica_frontend.generation.choices import check_together, copies, stream_all, whole_answers
 from punica_frontend.generation.event_stream import EventStream
 from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.prompts import PromptEncoder
@@ -98,7 +98,7 @@ class TgiResponder:
     async def _events(self, body: LoraxBody, plan: RequestPlan) -> AsyncGenerator[StreamEvent, None]:
         transcript = Transcript(self._tokenizer, self._texts, plan, body.given)
         with tgi_terms():
-            async with aclosing(self._generator.stream(plan)) as frames:
-                async for frame in frames:
+            async with aclosing(stream_all(self._generator, (plan,))) as frames:
+                async for _, frame in frames:
                     for event in transcript.events(frame):
                         yield event

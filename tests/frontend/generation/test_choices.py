@@ -66,7 +66,7 @@ class Pieces:
         self.written.append(piece)
 
 
-def numbered(text: str, num_tokens: int) -> bytes:
+def numbered(token_id: int, text: str, num_tokens: int) -> bytes:
     return f"{text}{num_tokens}".encode()
 
 
@@ -118,7 +118,7 @@ async def test_a_stop_string_among_tokens_written_directly_ends_the_answer(
 
 
 async def test_an_error_while_writing_directly_is_the_readers(generator: Generator, cluster: EchoCluster) -> None:
-    def encode(text: str, num_tokens: int) -> bytes:
+    def encode(token_id: int, text: str, num_tokens: int) -> bytes:
         raise ValueError("a bug")
 
     direct = DirectOutput({0: encode})

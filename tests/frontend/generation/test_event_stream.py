@@ -26,7 +26,7 @@ class Frames:
             self.is_closed = True
 
 
-def no_error(last: Frame, error: Exception) -> object:
+def no_error(error: Exception) -> object:
     raise error
 
 

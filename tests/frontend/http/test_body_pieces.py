@@ -16,9 +16,10 @@ from punica_frontend.http.body_pieces import piece_writer
 from punica_frontend.http.uvicorn_private import EmbeddedServer, GuardedHttp, _CyclePieces
 from waits import until
 
-BODY = {"prompt": "42é", "stream": True, "stream_options": {"include_usage": True}}
+OPENAI = {"prompt": "42é", "stream": True, "stream_options": {"include_usage": True}}
+NATIVE = {"prompt": "42é", "stream": True}
 #: The fields that differ between two answers.
-OWN = re.compile(r'"(id|created)":("[^"]*"|\d+)')
+OWN = re.compile(r'"(id|created|request_id)":("[^"]*"|\d+)')
 TEXT = re.compile(r'"text":"([^"]*)"')
 
 
@@ -110,10 +111,11 @@ async def test_a_server_says_when_it_takes_a_piece_at_once() -> None:
     await asyncio.wait([task])
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", OPENAI), ("/v1/generate", NATIVE)])
 async def test_both_ways_send_the_same_bytes(
-    client: httpx.AsyncClient, server: EmbeddedServer, listener: socket.socket
+    client: httpx.AsyncClient, server: EmbeddedServer, listener: socket.socket, path: str, body: dict[str, Any]
 ) -> None:
     host, port = listener.getsockname()
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as direct:
-        long, short = [await http.post("/v1/completions", json=BODY) for http in (client, direct)]
+        long, short = [await http.post(path, json=body) for http in (client, direct)]
     assert OWN.sub("", long.text) == OWN.sub("", short.text) and "42é" in "".join(TEXT.findall(short.text))

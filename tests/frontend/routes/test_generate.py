@@ -207,6 +207,27 @@ async def test_a_later_error_is_an_event(client: httpx.AsyncClient, cluster: Ech
     assert (last["finish_reason"], last["index"]) == ("error", 1)
 
 
+async def test_an_error_behind_tokens_that_no_reader_was_woken_for_has_their_number(
+    address: str, cluster: EchoCluster
+) -> None:
+    cluster.fail_at = 4
+    cluster.failure = WireError("request_failed", "gave up")
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_S) as client:
+        *frames, last = events(await generate(client, prompt="longest", stream=True))
+    assert [(frame["index"], frame["text"]) for frame in frames] == list(enumerate("long"))
+    assert (last["index"], last["finish_reason"], last["error"]["message"]) == (4, "error", "gave up")
+    assert last["request_id"] == frames[0]["request_id"] == cluster.requests[0].request_id
+
+
+async def test_a_stop_string_ends_a_stream_whose_reader_was_not_woken(address: str, cluster: EchoCluster) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_S) as client:
+        *frames, last = events(await generate(client, prompt="longest", stop="es", stream=True))
+    assert "".join(frame["text"] for frame in frames) == "long"
+    assert (last["index"], last["text"], last["finish_reason"]) == (5, "", "stop")
+    assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    assert cluster.cancelled == [last["request_id"]]
+
+
 async def test_a_later_bug_is_an_event_and_a_line_in_the_log(
     client: httpx.AsyncClient, cluster: EchoCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
