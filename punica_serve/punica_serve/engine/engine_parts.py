@@ -13,13 +13,12 @@ from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.engine.adapters.lora_pool import LoraPool, make_lora_pool
 from punica_serve.engine.batching.kv_cache import KvCache, make_kv_cache
 from punica_serve.engine.memory.device_memory import open_device
-from punica_serve.engine.model_loader import load_base_weights
+from punica_serve.engine.model_loader import load_base_weights, model_of
 from punica_serve.engine.ranks.exchange_start import exchanges_of
 from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.sampler import Sampler
 from punica_serve.errors import ConfigError
 from punica_serve.models.collectives import Collectives
-from punica_serve.models.llama import Llama
 from punica_serve.models.model import Model
 from punica_serve.process.start_clock import StartClock
 
@@ -68,7 +67,7 @@ class EngineParts:
             joined = joining.wait(clock.at)
         with clock.phase("exchanges", together=True):
             collectives = exchanges_of(joined, config, share, dtype, device, opened)
-        loaded = Llama(share, weights, collectives)
+        loaded = model_of(share, weights, collectives)
         with clock.phase("pools"):
             lora_pool = make_lora_pool(config, share, dtype, device, lambda num_pages: agree("LoRA pool", num_pages))
             sampler = Sampler(

@@ -8,10 +8,9 @@ import torch
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.model_loader import load_base_weights
+from punica_serve.engine.model_loader import load_base_weights, model_of
 from punica_serve.engine.torch_lora import TorchLora
 from punica_serve.errors import ConfigError, ModelRejected
-from punica_serve.models.llama import Llama
 
 CPU = torch.device("cpu")
 
@@ -26,7 +25,7 @@ def test_dummy_weights_need_config_json_alone(tiny_llama: Path, tiny_model: Mode
     with pytest.raises(ModelRejected, match="only safetensors weights are read"):
         load_base_weights(EngineConfig(model=tmp_path), tiny_model, torch.float32, CPU)
     config = EngineConfig(model=tmp_path, load_format="dummy")
-    model = Llama(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, CPU))
+    model = model_of(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, CPU))
     logits = model.logits(torch.ones(1, 32, dtype=torch.bfloat16), _no_lora(tiny_model))
     assert logits.isfinite().all() and logits.std() > 0
 
@@ -43,12 +42,12 @@ def test_a_gpu_holds_the_model_and_one_tensor_at_most(tiny_llama: Path, tiny_mod
     config = EngineConfig(model=tiny_llama)
     torch.cuda.reset_peak_memory_stats(gpu)
     before = torch.cuda.memory_allocated(gpu)
-    model = Llama(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, gpu))
+    model = model_of(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, gpu))
     held, peak = torch.cuda.memory_allocated(gpu) - before, torch.cuda.max_memory_allocated(gpu) - before
     largest = max(97 * 32, 48 * 32) * 4 + 512  # in the checkpoint's float32
     # The rotary tables come last, so the peak is theirs or a tensor's conversion.
     assert peak <= held + max(largest, 4 * 256 * 8 * 4)
-    expected = Llama(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, CPU))
+    expected = model_of(tiny_model, load_base_weights(config, tiny_model, torch.bfloat16, CPU))
     hidden, lora = torch.randn(3, 32, dtype=torch.bfloat16), _no_lora(tiny_model)
     torch.testing.assert_close(
         model.logits(hidden.to(gpu), lora).cpu(), expected.logits(hidden, lora), atol=0.05, rtol=0.05

@@ -68,12 +68,23 @@ def join(
                 timeout=timedelta(seconds=timeout_s),
                 device_id=device if is_gpu else None,
             )
+            assert dist.group.WORLD is not None
+            collectives = TorchCollectives(dist.group.WORLD, store)
+            if is_gpu:
+                _connect(collectives, device)
     except RuntimeError as error:
         # Torch names groups by how many a process has begun: the next one's new ranks would look for another name.
         distributed_c10d._world.group_count = 0
         raise RankLost(f"the ranks could not join within {timeout_s:g} s: {first_line(error)}") from error
-    assert dist.group.WORLD is not None
-    return TorchCollectives(dist.group.WORLD, store)
+    return collectives
+
+
+def _connect(collectives: TorchCollectives, device: torch.device) -> None:
+    """Has NCCL connect the GPUs, which it leaves to the first exchange, on a stream that waits for no other."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        collectives.all_gather(torch.zeros(1, device=device))
+    stream.synchronize()
 
 
 def make_current(device: torch.device) -> None:
