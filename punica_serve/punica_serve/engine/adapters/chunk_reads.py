@@ -46,13 +46,13 @@ class ChunkReads:
         lane: socket.socket,
         places: Mapping[int, range],
         watch: DiskWatch,
-        end_silent: Callable[[bool], bool],
+        end_silent: Callable[[Patience], bool],
         give_back: Callable[[socket.socket], None],
     ) -> None:
         """``places``: the chunks' in the memory, by their numbers.
 
-        ``end_silent`` ends reads of which nothing comes, if they can't go on or the disk hangs, which it is told; it
-        returns whether they end. ``give_back`` gets the lane once there is nothing more to come.
+        ``end_silent`` ends reads of which nothing comes, if they can't go on or the load's patience is over; it returns
+        whether they end. ``give_back`` gets the lane once there is nothing more to come.
         """
         self._lane = lane
         self._left = dict(places)
@@ -96,7 +96,8 @@ class ChunkReads:
                     hanging.enter_context(self._watch.hanging())
                     records = self._receive(None)
                 elif records is None:
-                    is_ending = self._end_silent(patience.is_over())
+                    patience.note_wait()
+                    is_ending = self._end_silent(patience)
                 if records and (reads := self._take(records, on_open)):
                     yield reads
 

@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.05
 #: A disk that gives no chunk of any adapter for so long hangs: adapters are read from their folders meanwhile.
 _HANG_S = 10.0
+#: Readers of which nothing comes for so long hang, unless they wait for the disk or have work and no core.
+_IDLE_S = 1.0
 
 
 class DiskWatch:
@@ -49,9 +51,18 @@ class Patience:
         self._newest_chunk_s = watch.newest_chunk_s
         self._waited_s = 0.0
 
-    def is_over(self) -> bool:
-        """Whether the disk hangs. To be asked after each ``LOOK_S`` in which the load has got nothing."""
+    def note_wait(self) -> None:
+        """The load has got nothing for another ``LOOK_S``."""
         if self._newest_chunk_s != self._watch.newest_chunk_s:
             self._newest_chunk_s, self._waited_s = self._watch.newest_chunk_s, 0.0
         self._waited_s += LOOK_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the disk hangs."""
         return self._waited_s >= _HANG_S
+
+    @property
+    def is_over_for_idle(self) -> bool:
+        """Whether readers hang that don't wait for the disk."""
+        return self._waited_s >= _IDLE_S

@@ -3,8 +3,9 @@
 It is started with the first load, and again some time after it has died. While it is not ready, threads of the worker
 read. It ends with its worker, in which it has nothing that would be lost.
 
-A load that gets nothing for a moment asks the system whether the process was stopped, as by SIGSTOP. If so, it is
-killed, and threads read what is left. A process whose disk is slow was not stopped, and is waited for.
+A load that gets nothing for a moment asks the system whether the process was stopped, as by SIGSTOP, and after a while
+whether all of its threads sleep, as in a deadlock. If so, it is killed, and threads read what is left. A process whose
+disk is slow has a thread that waits for it, and is waited for.
 """
 
 import logging
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from punica_serve.engine.adapters.chunk_process import ReadJob
 from punica_serve.engine.adapters.chunk_reads import ChunkReads
-from punica_serve.engine.adapters.disk_watch import DiskWatch
+from punica_serve.engine.adapters.disk_watch import DiskWatch, Patience
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.process.ctrl_c import ctrl_c_blocked
@@ -38,6 +39,8 @@ _RESTART_S = 60.0
 #: A process that is not ready so long after its start is killed.
 _START_S = 60.0
 _POLL_S = 0.01
+#: States of threads that run or want a core, and of those that wait for a disk.
+_AT_WORK = frozenset("RD")
 #: A process that was killed ends within that time, unless it waits for a disk.
 _KILL_S = 1.0
 
@@ -77,6 +80,15 @@ class _Child:
         with suppress(ChildProcessError):  # it has ended
             return os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         return False
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether each of its threads waits for something else than a disk or a core. False where nobody can tell."""
+        try:
+            states = [_state_of(thread) for thread in Path(f"/proc/{self.popen.pid}/task").iterdir()]
+        except (OSError, IndexError):  # a thread or the process has just ended, or the system has no such files
+            return False
+        return not _AT_WORK.intersection(states)
 
     def look(self) -> bool:
         """Whether it is ready, or has been."""
@@ -170,13 +182,13 @@ class ReaderProcess:
         with self._lock:
             child.give_back(number, lane)
 
-    def _end_silent(self, silent: _Child, is_hanging: bool) -> bool:
+    def _end_silent(self, silent: _Child, patience: Patience) -> bool:
         """Ends a process from which nothing has come if it was stopped, or hangs. Returns whether it is ended."""
         with self._lock:
             if silent is self._child and not silent.is_killed:  # no other load has ended it
-                if not (is_hanging or silent.is_stopped):
+                if (reason := _why_silent(silent, patience)) is None:
                     return False
-                self._kill("does not answer" if is_hanging else "was stopped by a signal")
+                self._kill(reason)
         return True
 
     def _kill(self, reason: str) -> None:
@@ -212,6 +224,20 @@ class ReaderProcess:
     def _drop(self, child: _Child) -> None:
         child.drop()
         self._child = None
+
+
+def _why_silent(child: _Child, patience: Patience) -> str | None:
+    """Why nothing more can be expected of a process; None if it may only be slow."""
+    if child.is_stopped:
+        return "was stopped by a signal"
+    if patience.is_over_for_idle and child.is_asleep:
+        return "hangs, and waits for no disk,"
+    return "does not answer" if patience.is_over else None
+
+
+def _state_of(thread: Path) -> str:
+    """``man 5 proc_pid_stat``: a letter behind the name, which may have any characters. Raises OSError."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _socket_pair(opened: ExitStack, kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:

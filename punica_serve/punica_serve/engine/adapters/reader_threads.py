@@ -13,7 +13,7 @@ from torch import Tensor
 
 from punica_serve.engine.adapters.chunk_job import ChunkJob
 from punica_serve.engine.adapters.chunk_reads import ChunkReads
-from punica_serve.engine.adapters.disk_watch import DiskWatch
+from punica_serve.engine.adapters.disk_watch import DiskWatch, Patience
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 
 
@@ -46,11 +46,11 @@ class ReaderThreads:
         self._threads.shutdown(wait=False)
 
 
-def _end_of(job: ChunkJob) -> Callable[[bool], bool]:
-    def end(is_hanging: bool) -> bool:
+def _end_of(job: ChunkJob) -> Callable[[Patience], bool]:
+    def end(patience: Patience) -> bool:
         """Threads can't be stopped while they read: only a disk that hangs ends a job, after what was begun."""
-        if is_hanging:
+        if patience.is_over:
             job.stop()
-        return is_hanging
+        return patience.is_over
 
     return end

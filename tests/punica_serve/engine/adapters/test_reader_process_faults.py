@@ -13,6 +13,7 @@ import pytest
 from packed_worker import Worker, equal
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import disk_watch, reader_process
+from punica_serve.engine.adapters.disk_watch import DiskWatch, Patience
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.reader_process import MAX_LOADS
 from punica_serve.engine.memory.pinned_memory import HostMemory
@@ -103,11 +104,12 @@ def test_a_process_that_does_not_die_is_killed_and_waited_for_once(
     def wait(popen: Any, timeout_s: float) -> None:
         raise subprocess.TimeoutExpired(popen.args, timeout_s)
 
+    monkeypatch.setattr(disk_watch, "_HANG_S", 0.0)
     process, child = process_of(worker), process_of(worker)._child
     assert child is not None
     with monkeypatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", wait)
-        assert all(process._end_silent(child, True) for _ in range(2))
+        assert all(process._end_silent(child, Patience(DiskWatch())) for _ in range(2))
     assert len(warnings(caplog)) == 1 and not child.takes_jobs
 
 

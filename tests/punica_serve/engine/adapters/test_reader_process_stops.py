@@ -1,4 +1,4 @@
-"""A process that is stopped while it reads costs its loads a moment, and a slow disk is not mistaken for that."""
+"""A process that is stopped or hangs while it reads costs its loads a moment; a slow disk is not mistaken for that."""
 
 import os
 import signal
@@ -20,6 +20,7 @@ from punica_serve.engine.adapters import chunk_reads, disk_watch, reader_process
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.reader_process import ReaderProcess
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 from reader_processes import evict, pid_of, process_of, streaming, wait_for, wait_until_ready, warnings
@@ -28,23 +29,46 @@ from waits import DEADLINE_S
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no memory files")
 
 _NUM_STOPS = 3
-#: Python runs it when the process starts.
+#: Python runs it when the process starts. A thread in ``slow`` is at work, as one in the kernel that waits for a disk.
 _SLOW_DISK = """
 import os, time
 read = os.preadv
 def slow(*arguments):
-    time.sleep(0.03)
+    end_s = time.monotonic() + 0.03
+    while time.monotonic() < end_s:
+        pass
     return read(*arguments)
 os.preadv = slow
 """
+#: All threads wait for a lock that nobody gives back, after some reads.
+_DEADLOCK = """
+import os, threading
+read, left, lock = os.preadv, [None] * 4, threading.Lock()
+lock.acquire()
+def locked(*arguments):
+    if not left:
+        lock.acquire()
+    left.pop()
+    return read(*arguments)
+os.preadv = locked
+"""
+
+#: Has all Python processes that start from now on run some code first.
+RunFirst = Callable[[str], int]
+
+
+@pytest.fixture
+def run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFirst:
+    folder = tmp_path / "python"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    return (folder / "sitecustomize.py").write_text
 
 
 @pytest.fixture(autouse=True)
-def _a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_slow_disk(run_first: RunFirst, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read of the process takes far longer than a load waits before it looks after the process."""
-    (tmp_path / "python").mkdir()
-    (tmp_path / "python" / "sitecustomize.py").write_text(_SLOW_DISK)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "python"), os.environ.get("PYTHONPATH", "")]))
+    run_first(_SLOW_DISK)
     monkeypatch.setattr(chunk_reads, "LOOK_S", 0.003)
     monkeypatch.setattr(disk_watch, "_HANG_S", 2 * DEADLINE_S)
 
@@ -86,6 +110,25 @@ def test_what_a_stopped_process_has_left_is_read_at_once_and_another_one_takes_i
     thread_reads.clear()
     evict(worker, copies[0])
     assert equal(worker.load(refs[0]), fresh[0]) and not thread_reads and pid_of(worker) != pid
+
+
+def test_what_a_process_that_hangs_has_left_is_read_soon(
+    folder: Path,
+    model: ModelConfig,
+    ref: AdapterRef,
+    made: HostCopy,
+    run_first: RunFirst,
+    packings: list[str],
+    thread_reads: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run_first(_DEADLOCK)
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    wait_until_ready(process_of(worker))
+    assert equal(worker.load(ref), made)
+    (warning,) = warnings(caplog)
+    assert "hangs, and waits for no disk" in warning and thread_reads and not packings
+    worker.reader.close()
 
 
 def test_no_token_is_lost_while_the_process_is_stopped_again_and_again(
