@@ -20,15 +20,21 @@ class StepClock:
         self._shortest_s = math.inf
         #: The same for steps of each kind: one with a prefill lasts longer, so a request has longer to join the next.
         self._shortest_by_kind_s: dict[StepKind, float] = {}
+        #: The newest duration of each kind.
+        self._newest_by_kind_s: dict[StepKind, float] = {}
         self._lead = LaunchLead()
+        #: Whether the oldest step had ended before the next one was launched, so that its end is noticed late.
+        self._is_noticed_late = False
 
     def end(self, step: InFlight) -> float:
         """Records that the oldest step has just ended. Returns its duration in seconds."""
         started_s, self._last_end_s = max(step.launched_s, self._last_end_s), time.perf_counter()
         duration_s = self._last_end_s - started_s
-        self._shortest_s = min(duration_s, self._shortest_s * _SLOWLY)
-        of_kind_s = self._shortest_by_kind_s.get(step.kind, math.inf)
-        self._shortest_by_kind_s[step.kind] = min(duration_s, of_kind_s * _SLOWLY)
+        # Else launches that are late would make steps seem longer, and later launches later still.
+        growth = 1.0 if self._is_noticed_late else _SLOWLY
+        self._is_noticed_late = False
+        self._shortest_s = min(duration_s, self._shortest_s * growth)
+        self._learn(step.kind, duration_s, growth)
         return duration_s
 
     def forecast(self, in_flight: InFlight | None) -> StepForecast:
@@ -40,11 +46,18 @@ class StepClock:
     def launched(self, forecast: StepForecast, *, is_late: bool) -> None:
         """Records that a step has just been launched behind another. ``is_late``: the other had ended by then."""
         self._lead.learn(forecast.starts_in_s, is_late=is_late)
+        self._is_noticed_late = is_late
 
     def time_to_launch_s(self, in_flight: InFlight) -> float:
         """How long the next launch can wait while that step keeps the device busy; 0 if it can't."""
         left_s = self._left_s(in_flight) - self._lead.seconds
         return left_s if 0 < left_s < math.inf else 0.0
+
+    def _learn(self, kind: StepKind, duration_s: float, growth: float) -> None:
+        """One short step alone does not count: it seems short if the end of the step before was noticed late."""
+        longer_s = max(duration_s, self._newest_by_kind_s.get(kind, duration_s))
+        self._shortest_by_kind_s[kind] = min(longer_s, self._shortest_by_kind_s.get(kind, math.inf) * growth)
+        self._newest_by_kind_s[kind] = duration_s
 
     def _left_s(self, in_flight: InFlight) -> float:
         """Seconds until that step ends, if it is as short as any of its kind was; infinite if nothing is known."""

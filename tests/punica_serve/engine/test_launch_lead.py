@@ -23,14 +23,15 @@ def test_a_small_share_of_launches_is_late(typical_s: float) -> None:
     rng, lead = random.Random(7), LaunchLead()
     launches(lead, [rng.gauss(typical_s, typical_s / 8) for _ in range(500)])
     late = launches(lead, [rng.gauss(typical_s, typical_s / 8) for _ in range(2000)])
-    assert 0.03 < sum(late) / len(late) < 0.07
-    assert typical_s < lead.seconds < 1.5 * typical_s + 0.0002
+    assert 0.06 < sum(late) / len(late) < 0.13
+    assert typical_s < lead.seconds < 1.4 * typical_s + 0.0001
 
 
 def test_slower_launches_are_late_a_few_times_alone() -> None:
     lead = LaunchLead()
     launches(lead, [0.0005] * 200)
-    assert launches(lead, [0.0015] * 10) == [True] * 5 + [False] * 5
+    late = launches(lead, [0.0015] * 30)
+    assert sum(late[:12]) > 8 and sum(late[12:]) <= 3
 
 
 def test_one_hiccup_counts_little() -> None:
@@ -38,8 +39,8 @@ def test_one_hiccup_counts_little() -> None:
     launches(lead, [0.0008] * 200)
     before_s = lead.seconds
     launches(lead, [0.100])
-    assert lead.seconds <= before_s + 0.0002
-    assert not any(launches(lead, [0.0007] * 20)) and lead.seconds == pytest.approx(before_s, abs=0.00005)
+    assert lead.seconds <= before_s + 0.0001
+    assert not any(launches(lead, [0.0006] * 20)) and lead.seconds == pytest.approx(before_s, abs=0.0002)
 
 
 def test_a_launch_that_began_early_tells_nothing_if_it_was_in_time() -> None:
