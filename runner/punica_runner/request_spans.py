@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from punica_serve.process.tracing import Span, SpanContext, SpanSink, Value, parent_of
 from punica_serve.protocol import Request
+
+if TYPE_CHECKING:  # only the worker process imports torch
+    from punica_serve.engine.launch_lead import LaunchMargin
 
 
 class RequestSpans:
@@ -21,14 +25,20 @@ class RequestSpans:
         if parent is not None and is_sampled:
             self._open[request.request_id] = parent, self._begin("prefill", parent, time.time_ns())
 
-    def got_tokens(self, request_ids: Iterable[str]) -> None:
-        """Ends prefill spans and begins decode spans of requests that got tokens in one step."""
+    def got_tokens(self, request_ids: Iterable[str], margin: "LaunchMargin | None" = None) -> None:
+        """Ends prefill spans and begins decode spans of requests that got tokens in one step.
+
+        ``margin``: of the step that was launched before that one ended.
+        """
         if not self._open:
             return
         now_ns = time.time_ns()
         for request_id in request_ids:
             if (traced := self._open.get(request_id)) and traced[1].name == "prefill":
                 parent, span = traced
+                if margin is not None:
+                    span.attributes["punica.launch_lead_us"] = round(1e6 * margin.lead_s)
+                    span.attributes["punica.launched_early_us"] = round(1e6 * margin.early_s)
                 self._sink.emit(span, now_ns)
                 self._open[request_id] = parent, self._begin("decode", parent, now_ns)
 

@@ -173,7 +173,7 @@ class StepLoop:
     def _report_step(self, output: StepOutput) -> StepReport:
         tokens = output.tokens
         if self._spans:
-            self._spans.got_tokens(token.request_id for token in tokens)
+            self._spans.got_tokens((token.request_id for token in tokens), output.margin)
         assignments = tuple(self._assignments[token.request_id].counter for token in tokens)
         starved = tuple(self._assignments[request_id].counter for request_id in output.preempted)
         cached = tuple((self._assignments[request_id].counter, count) for request_id, count in output.cached)

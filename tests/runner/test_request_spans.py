@@ -2,6 +2,7 @@ import pytest
 
 from punica_runner.request_spans import RequestSpans
 from punica_serve.bench.hops.otlp_collector import otlp_collector
+from punica_serve.engine.launch_lead import LaunchMargin
 from punica_serve.process import tracing
 from punica_serve.process.tracing import SpanContext, SpanSink
 from punica_serve.protocol import Request, SamplingParams
@@ -16,11 +17,11 @@ def test_spans_have_the_gpus_uuid_and_name(monkeypatch: pytest.MonkeyPatch) -> N
         sink = SpanSink("worker", collector.url)
         spans = RequestSpans(sink, "GPU-1", "host/0")
         spans.started(Request("r", 0, (1,), SamplingParams(), traceparent=PARENT.traceparent))
-        spans.got_tokens(["r"])
+        spans.got_tokens(["r"], LaunchMargin(lead_s=0.0015, early_s=0.00025))
         spans.ended("r")
         sink.close()
         attributes = {"punica.gpu": "GPU-1", "punica.gpu_name": "host/0"}
         assert [(span.name, span.attributes) for span in collector.spans] == [
-            ("prefill", attributes),
+            ("prefill", {**attributes, "punica.launch_lead_us": 1500, "punica.launched_early_us": 250}),
             ("decode", attributes),
         ]

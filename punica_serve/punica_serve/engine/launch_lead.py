@@ -1,5 +1,7 @@
 """How long before the device becomes idle the next step is launched: as short as launches allow. Pure."""
 
+from dataclasses import dataclass
+
 #: At first: about the time of a launch.
 _FIRST_S = 0.001
 #: A longer lead helps nobody: launches that take so long are rare hiccups, or steps are too short to wait for anything.
@@ -9,6 +11,15 @@ _RAISE_S = 0.0001
 #: The share of launches that may be late. One costs the device a fraction of a millisecond. A lead that is never too
 #: short would cost more, since each request that comes within it waits one more step.
 _LATE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchMargin:
+    """The launch of a step behind another one, for figures."""
+
+    lead_s: float
+    #: From the launch to the end of the step before, as the host notices it; 0 if the device was idle by then.
+    early_s: float
 
 
 class LaunchLead:

@@ -5,7 +5,7 @@ import time
 
 from punica_serve.engine.adapters.copy_forecast import StepForecast
 from punica_serve.engine.in_flight import InFlight, StepKind
-from punica_serve.engine.launch_lead import LaunchLead
+from punica_serve.engine.launch_lead import LaunchLead, LaunchMargin
 
 #: Growth of the shortest duration from one step to the next, so that it follows slower steps.
 _SLOWLY = 1.02
@@ -23,16 +23,21 @@ class StepClock:
         #: The newest duration of each kind.
         self._newest_by_kind_s: dict[StepKind, float] = {}
         self._lead = LaunchLead()
-        #: Whether the oldest step had ended before the next one was launched, so that its end is noticed late.
+        #: When a step was launched behind the oldest one; None if none was.
+        self._next_launched_s: float | None = None
+        #: Whether the oldest one had ended by then, so that its end is noticed late.
         self._is_noticed_late = False
+        #: The launch behind the step that ended last; None if none was.
+        self.margin: LaunchMargin | None = None
 
     def end(self, step: InFlight) -> float:
         """Records that the oldest step has just ended. Returns its duration in seconds."""
         started_s, self._last_end_s = max(step.launched_s, self._last_end_s), time.perf_counter()
         duration_s = self._last_end_s - started_s
+        self.margin = self._margin()
         # Else launches that are late would make steps seem longer, and later launches later still.
         growth = 1.0 if self._is_noticed_late else _SLOWLY
-        self._is_noticed_late = False
+        self._is_noticed_late, self._next_launched_s = False, None
         self._shortest_s = min(duration_s, self._shortest_s * growth)
         self._learn(step.kind, duration_s, growth)
         return duration_s
@@ -46,12 +51,18 @@ class StepClock:
     def launched(self, forecast: StepForecast, *, is_late: bool) -> None:
         """Records that a step has just been launched behind another. ``is_late``: the other had ended by then."""
         self._lead.learn(forecast.starts_in_s, is_late=is_late)
-        self._is_noticed_late = is_late
+        self._is_noticed_late, self._next_launched_s = is_late, time.perf_counter()
 
     def time_to_launch_s(self, in_flight: InFlight) -> float:
         """How long the next launch can wait while that step keeps the device busy; 0 if it can't."""
         left_s = self._left_s(in_flight) - self._lead.seconds
         return left_s if 0 < left_s < math.inf else 0.0
+
+    def _margin(self) -> LaunchMargin | None:
+        if self._next_launched_s is None:
+            return None
+        early_s = self._last_end_s - self._next_launched_s
+        return LaunchMargin(self._lead.seconds, 0.0 if self._is_noticed_late else early_s)
 
     def _learn(self, kind: StepKind, duration_s: float, growth: float) -> None:
         """One short step alone does not count: it seems short if the end of the step before was noticed late."""

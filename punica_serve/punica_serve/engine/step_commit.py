@@ -47,6 +47,7 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
         num_prefill_tokens=plan.num_prefill_tokens,
         num_adapters=plan.num_adapters,
         duration_s=duration_s,
+        margin=clock.margin,
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from punica_serve.engine.launch_lead import LaunchMargin
 from punica_serve.errors import PunicaError
 from punica_serve.protocol import EndReason, TokenLogprobs
 
@@ -46,3 +47,5 @@ class StepOutput:
     num_adapters: int = 0
     #: From its launch, or the end of the step before it if that was later.
     duration_s: float = 0.0
+    #: Of the step that was launched before this one ended; None if none was.
+    margin: LaunchMargin | None = None

@@ -108,6 +108,19 @@ def test_late_launches_do_not_make_steps_seem_longer(now: list[float]) -> None:
     assert clock.forecast(launched(now[0])).starts_in_s == pytest.approx(0.00816)
 
 
+def test_the_margin_is_of_the_launch_behind_the_step_that_ended(now: list[float]) -> None:
+    clock = StepClock()
+    step = launched(now[0])
+    for is_late, early_s in ((False, 0.003), (True, 0.0)):
+        clock.launched(clock.forecast(step), is_late=is_late)
+        now[0] += 0.003
+        clock.end(step)
+        assert clock.margin is not None and clock.margin.early_s == pytest.approx(early_s)
+        assert clock.margin.lead_s == pytest.approx(0.001, abs=0.00011)
+    clock.end(step)
+    assert clock.margin is None, "nothing was launched behind it"
+
+
 def test_launches_that_are_late_begin_earlier(now: list[float]) -> None:
     clock = StepClock()
     run(clock, now, 0.008)

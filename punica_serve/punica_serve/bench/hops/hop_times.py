@@ -22,7 +22,12 @@ HOPS = {
     "last token to client": "as a first token, and the end of the answer",
     "client": "from an answer to its next request",
     "a freed place": "from a last token to the next request at the worker",
+    "launch lead": "before the device is idle the next step is launched",
+    "launched early": "from the launch behind a prefill's step to that step's end; 0: the device was idle",
 }
+
+#: A prefill's attributes that have times, in µs.
+_ATTRIBUTES = {"launch lead": "punica.launch_lead_us", "launched early": "punica.launched_early_us"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,9 @@ def hop_times_s(
                 times[hop].append(1e-9 * (end_ns - start_ns))
             total_ns = request.first_token_ns - request.sent_ns
             prefill = trace["prefill"]
+            for hop, attribute in _ATTRIBUTES.items():
+                if attribute in prefill.attributes:
+                    times[hop].append(1e-6 * float(prefill.attributes[attribute]))
             times["to the first token"].append(1e-9 * (total_ns - (prefill.end_ns - prefill.start_ns)))
             if number + 1 < len(requests):
                 _add_freed_place(times, request, trace, requests[number + 1], traces)

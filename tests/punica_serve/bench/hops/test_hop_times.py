@@ -7,8 +7,11 @@ from punica_serve.bench.hops.otlp_collector import ReceivedSpan
 MS = 1_000_000
 
 
-def span(trace_id: str, name: str, start_ms: int, end_ms: int, *events: tuple[str, int]) -> ReceivedSpan:
-    return ReceivedSpan("", name, trace_id, "", "", start_ms * MS, end_ms * MS, {}, events)
+def span(
+    trace_id: str, name: str, start_ms: int, end_ms: int, *events: tuple[str, int], **attributes: int
+) -> ReceivedSpan:
+    named: dict[str, str | int] = {f"punica.{key}": value for key, value in attributes.items()}
+    return ReceivedSpan("", name, trace_id, "", "", start_ms * MS, end_ms * MS, named, events)
 
 
 def spans(trace_id: str, sent_ms: int) -> list[ReceivedSpan]:
@@ -40,6 +43,15 @@ def test_the_report_leaves_out_hops_without_times() -> None:
     (table,) = hops_report(times, {}, "one request").tables
     assert [record["hop"] for record in table.records] == list(times)[:8]
     assert table.records[0]["p50_ms"] == pytest.approx(1.0)
+
+
+def test_launches_are_told_of_where_steps_overlap() -> None:
+    traces = by_trace(spans("a", 0) + spans("b", 400))
+    traces["b"]["prefill"] = span("b", "prefill", 415, 431, launch_lead_us=1500, launched_early_us=250)
+    requests = [ClientTimes("a", 0, 127 * MS, 300 * MS), ClientTimes("b", 400 * MS, 527 * MS, 700 * MS)]
+    times = hop_times_s([requests], traces)
+    assert times["launch lead"] == pytest.approx([0.0015])
+    assert times["launched early"] == pytest.approx([0.00025])
 
 
 def test_a_trace_is_whole_when_all_spans_have_come() -> None:
