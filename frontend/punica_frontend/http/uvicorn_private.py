@@ -216,6 +216,8 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         """Takes the same arguments as ``GuardedHttp``."""
         super().__init__(**options)
         self._num_cut = num_cut
+        self._application, self.app = self.app, cast(Any, self._run_application)
+        self._messages = _TextMessages(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._corked = CorkedTransport(cast(asyncio.Transport, transport), self.loop)
@@ -251,20 +253,19 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: Any) -> None:
-        """Text, nearly all that is sent, takes a short path: a frame header and out."""
         text = message.get("text")
-        if text is None or not self.handshake_complete:
-            await super().send(message)
-            # A complete refusal ends the handshake too; without this uvicorn would log an error.
-            self.handshake_complete = self.handshake_complete or self.close_sent
-            self._parse_soon()
+        if text is not None and self.handshake_complete:
+            await self._messages.send(text.encode())
             return
-        if not self.writable.is_set():
-            await self.writable.wait()
-        if self.disconnected or self.conn.state is not State.OPEN:
-            raise ClientDisconnected()
-        payload = text.encode()
-        self.transport.write(_message_head(len(payload)) + payload)
+        await super().send(message)
+        # A complete refusal ends the handshake too; without this uvicorn would log an error.
+        self.handshake_complete = self.handshake_complete or self.close_sent
+        self._parse_soon()
+
+    async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Offers the application the short way for messages of text."""
+        scope["extensions"][EXTENSION] = self._messages
+        await cast(ASGIApp, self._application)(scope, receive, send)
 
     def _may_parse(self) -> bool:
         """After our close uvicorn drops messages, and the client's close must still be found behind them."""
@@ -309,6 +310,28 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         self.transport.close()
         self.writable.set()
         self.loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
+
+
+class _TextMessages:
+    """A PieceWriter whose pieces are messages of text: nearly all that is sent. A frame's header, and out."""
+
+    def __init__(self, websocket: GuardedWebSocket) -> None:
+        self._websocket = websocket
+
+    @property
+    def is_writable(self) -> bool:
+        websocket = self._websocket
+        return websocket.conn.state is State.OPEN and websocket.writable.is_set() and not websocket.disconnected
+
+    def write(self, piece: bytes) -> None:
+        self._websocket.transport.write(_message_head(len(piece)) + piece)
+
+    async def send(self, piece: bytes) -> None:
+        if not self._websocket.writable.is_set():
+            await self._websocket.writable.wait()
+        if not self.is_writable:
+            raise ClientDisconnected()
+        self.write(piece)
 
 
 class EmbeddedServer(uvicorn.Server):

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, TokenUsage
-from punica_frontend.openai.chunk_template import ChunkTemplates, is_plain
+from punica_frontend.openai.chunk_template import EVENT, Around, ChunkTemplates, is_plain
 from punica_frontend.openai.head import Head
 from punica_frontend.openai.logprobs import ChatLogprobs, chat_logprobs
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
@@ -68,13 +68,14 @@ class ChatChunk(msgspec.Struct, frozen=True):
 class ChatChunks:
     """Turns frames of several choices into chunks."""
 
-    def __init__(self, head: Head, texts: TokenTexts, usage: StreamUsage) -> None:
+    def __init__(self, head: Head, texts: TokenTexts, usage: StreamUsage, around: Around = EVENT) -> None:
+        """``around`` is the templates'."""
         self._head = head
         self._texts = texts
         self._begun: set[int] = set()
         self._usage = usage
         #: Its plain chunks.
-        self.templates = ChunkTemplates(self._plain, usage)
+        self.templates = ChunkTemplates(self._plain, usage, around)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[ChatChunk | msgspec.Raw]:
         """Returns the frame's chunk, or none if it has nothing to show yet."""

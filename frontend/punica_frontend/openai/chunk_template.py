@@ -10,6 +10,10 @@ from punica_frontend.generation.direct_output import EncodeToken
 from punica_frontend.generation.event_stream import EVENT_HEAD, EVENT_TAIL
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 
+#: What stands around a chunk's JSON.
+Around = tuple[bytes, bytes]
+EVENT: Around = (EVENT_HEAD, EVENT_TAIL)
+
 #: Stands for the text in the model of a chunk.
 _TEXT = "\x00"
 
@@ -41,25 +45,32 @@ class ChunkTemplate:
         told = _encode(usage) if self.counts_usage else b""
         return b"".join((self._head, _encode(text), self._middle, told, self._tail))
 
-    def encoder(self, so_far: Callable[[int], ChunkUsage]) -> EncodeToken:
-        """Returns what encodes chunks as events. ``so_far`` makes the usage from the number of generated tokens."""
+    def encoder(self, so_far: Callable[[int], ChunkUsage], around: Around) -> EncodeToken:
+        """Returns what encodes chunks and what is ``around`` them.
+
+        ``so_far`` makes the usage from the number of generated tokens.
+        """
+        before, behind = around
         if self.counts_usage:
             return lambda _, text, num_tokens: (
-                b"".join((EVENT_HEAD, self.json(text, so_far(num_tokens)), EVENT_TAIL)) if text else None
+                b"".join((before, self.json(text, so_far(num_tokens)), behind)) if text else None
             )
-        head, tail = EVENT_HEAD + self._head, self._tail + EVENT_TAIL
+        head, tail = before + self._head, self._tail + behind
         return lambda _, text, __: b"".join((head, _encode(text), tail)) if text else None
 
 
 class ChunkTemplates:
     """The plain chunks of one stream: a template for each of its choices."""
 
-    def __init__(self, chunk: Callable[[int, str, ChunkUsage], msgspec.Struct], usage: StreamUsage) -> None:
-        """``chunk`` makes the struct of a choice, for a text and a usage."""
+    def __init__(
+        self, chunk: Callable[[int, str, ChunkUsage], msgspec.Struct], usage: StreamUsage, around: Around
+    ) -> None:
+        """``chunk`` makes the struct of a choice, for a text and a usage. ``around`` it stands the same in all."""
         self._chunk = chunk
         self._usage = usage
+        self._around = around
         self._templates: dict[int, ChunkTemplate] = {}
-        #: What encodes plain chunks as events, from each choice's first plain chunk on.
+        #: What encodes plain chunks with what is around them, from each choice's first plain chunk on.
         self.encoders: dict[int, EncodeToken] = {}
 
     def of(self, index: int, frame: Frame) -> msgspec.Raw:
@@ -68,5 +79,5 @@ class ChunkTemplates:
         template = self._templates.get(index)
         if template is None:
             template = self._templates[index] = ChunkTemplate(partial(self._chunk, index), usage)
-            self.encoders[index] = template.encoder(partial(self._usage.so_far, index))
+            self.encoders[index] = template.encoder(partial(self._usage.so_far, index), self._around)
         return msgspec.Raw(template.json(frame.text, usage))

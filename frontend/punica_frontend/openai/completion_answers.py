@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from punica_frontend.generation.answers import Frame, GenerateAnswer, Logprob, TokenUsage
-from punica_frontend.openai.chunk_template import ChunkTemplates, is_plain
+from punica_frontend.openai.chunk_template import EVENT, Around, ChunkTemplates, is_plain
 from punica_frontend.openai.head import Head
 from punica_frontend.openai.logprobs import CompletionLogprobs, completion_logprobs
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
@@ -39,15 +39,17 @@ class Completion(msgspec.Struct, frozen=True):
 class CompletionChunks:
     """Turns frames of several choices into chunks. Keeps each choice's echo and text offset."""
 
-    def __init__(self, head: Head, texts: TokenTexts, echoes: Sequence[str], usage: StreamUsage) -> None:
-        """``echoes`` are the texts before each choice's answer, which may be empty."""
+    def __init__(
+        self, head: Head, texts: TokenTexts, echoes: Sequence[str], usage: StreamUsage, around: Around = EVENT
+    ) -> None:
+        """``echoes`` are the texts before each choice's answer, which may be empty; ``around`` is the templates'."""
         self._head = head
         self._texts = texts
         self._echoes = list(echoes)
         self._offsets = [0] * len(echoes)
         self._usage = usage
         #: Its plain chunks.
-        self.templates = ChunkTemplates(self._plain, usage)
+        self.templates = ChunkTemplates(self._plain, usage, around)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[Completion | msgspec.Raw]:
         """Returns the frame's chunks, or none if it has nothing to show yet. An echo comes first, in its own chunks."""

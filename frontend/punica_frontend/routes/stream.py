@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 from punica_frontend.api.caller import caller_of
 from punica_frontend.api.schema_file import add_schema_route
 from punica_frontend.generation.generator import Generator
+from punica_frontend.http.body_pieces import piece_writer
 from punica_frontend.websocket.openai_frames import Shapes
 from punica_frontend.websocket.stream_schema import stream_schema
 from punica_frontend.websocket.websocket_session import WebSocketSession
@@ -47,8 +48,9 @@ class _StreamRoute:
         await receive()  # "websocket.connect"
         await send({"type": "websocket.accept"})
         metrics, caller = self._generator.metrics, caller_of(HTTPConnection(scope))
+        pieces = piece_writer(scope, send)
         socket = WebSocketSession(
-            receive, send, caller, self._generator, self._shapes, max_frame_bytes=self._max_frame_bytes
+            receive, pieces, caller, self._generator, self._shapes, max_frame_bytes=self._max_frame_bytes
         )
         metrics.num_websockets += 1
         try:

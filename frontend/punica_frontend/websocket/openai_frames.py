@@ -1,6 +1,6 @@
 """The two formats of a websocket's answers: the native one, and OpenAI's chunks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -8,11 +8,13 @@ import msgspec
 
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.errors import error_object
-from punica_frontend.generation.answers import Frame, TokenUsage, usage
+from punica_frontend.generation.answers import Frame, TokenUsage, token_frame, usage
 from punica_frontend.generation.choices import Choices
+from punica_frontend.generation.direct_output import EncodeToken
 from punica_frontend.generation.generator import Generator
 from punica_frontend.generation.request_plan import RequestPlan
 from punica_frontend.openai.chat_answers import ChatChunks
+from punica_frontend.openai.chunk_template import Around
 from punica_frontend.openai.completion_answers import CompletionChunks
 from punica_frontend.openai.error_terms import renamed
 from punica_frontend.openai.head import new_head
@@ -36,9 +38,16 @@ Chunks = ChatChunks | CompletionChunks
 #: Creates the chunks of a frame that has been planned.
 ChunksOf = Callable[[OpenAiFrame, Choices], Chunks]
 
+#: Stands for the chunk in the model of a frame.
+_CHUNK = "\x00"
+
 
 class Shape(Protocol):
     """The format of one request's answer."""
+
+    @property
+    def encoders(self) -> Mapping[int, EncodeToken]:
+        """What encodes a frame of a single token of each plan, once there are plans; some come later."""
 
     async def plans(self, caller: Caller) -> Sequence[RequestPlan]:
         """Plans everything that has to be generated. Raises the request's errors."""
@@ -72,9 +81,9 @@ class Shapes:
         model = name_in_answer(frame.model, choices, base_name=self._base_name)
         usage = StreamUsage.of(frame, choices)
         if isinstance(frame, ChatFrame):
-            return ChatChunks(new_head("chatcmpl", model), self._texts, usage)
+            return ChatChunks(new_head("chatcmpl", model), self._texts, usage, _around(frame.request_id))
         echoes = echoes_of(frame, self._tokenizer)
-        return CompletionChunks(new_head("cmpl", model), self._texts, echoes, usage)
+        return CompletionChunks(new_head("cmpl", model), self._texts, echoes, usage, _around(frame.request_id))
 
 
 class NativeShape:
@@ -83,12 +92,16 @@ class NativeShape:
     def __init__(self, frame: GenerateFrame, generator: Generator) -> None:
         self._frame = frame
         self._generator = generator
+        self.encoders: dict[int, EncodeToken] = {0: self._encode}
 
     async def plans(self, caller: Caller) -> Sequence[RequestPlan]:
         return (await self._generator.plan(self._frame, caller, answer_id=self._frame.request_id),)
 
     def frames(self, index: int, frame: Frame, *, num_tokens: int, is_last: bool) -> Sequence[ServerFrame]:
         return (frame,)
+
+    def _encode(self, token_id: int, text: str, num_tokens: int) -> bytes:
+        return msgspec.json.encode(token_frame(self._frame.request_id, token_id, text, num_tokens))
 
     def end(self, reason: FinishReason, error: Exception | None, *, num_prompt_tokens: int, num_tokens: int) -> Frame:
         return Frame(
@@ -114,6 +127,11 @@ class OpenAiShape:
         self._ends: dict[int, TokenUsage] = {}
         #: Ignored fields, until the first chunk has named them.
         self._ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def encoders(self) -> Mapping[int, EncodeToken]:
+        assert self._chunks is not None
+        return self._chunks.templates.encoders
 
     async def plans(self, caller: Caller) -> Sequence[RequestPlan]:
         body = self._frame.model_copy(update={"stream": True})
@@ -149,3 +167,10 @@ class OpenAiShape:
         if isinstance(error, PunicaError) and self._choices is not None:
             error = renamed(error, {"lora_id": "model"})
         return ChunkFrame(self._frame.request_id, None, error_object(error) if error else None, done=True)
+
+
+def _around(request_id: str) -> Around:
+    """Returns a ChunkFrame's JSON before its chunk and behind it, where others follow."""
+    model = msgspec.json.encode(ChunkFrame(request_id, _CHUNK, None, done=False))
+    before, _, behind = model.rpartition(msgspec.json.encode(_CHUNK))
+    return before, behind

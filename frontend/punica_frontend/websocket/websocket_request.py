@@ -3,11 +3,16 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from punica_frontend.api.caller import Caller
+from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.reader_queue import ReaderQueue
 from punica_frontend.generation.response_stream import ResponseStream
+from punica_frontend.http.body_pieces import PieceWriter
 from punica_frontend.scheduler_link.live_request import Backlog
 from punica_frontend.websocket.frame_types import ServerFrame
 from punica_frontend.websocket.openai_frames import Shape
@@ -20,15 +25,19 @@ log = logging.getLogger(__name__)
 class WebSocketRequest:
     """Waits in the socket's write queue, at most once, while it has a frame to send."""
 
-    def __init__(self, answer_id: str, shape: Shape, enqueue: Callable[["WebSocketRequest"], None]) -> None:
-        """``answer_id`` is the client's id. ``enqueue`` appends it to the write queue."""
+    def __init__(self, answer_id: str, shape: Shape, queue: ReaderQueue[Any], pieces: PieceWriter) -> None:
+        """``answer_id`` is the client's id.
+
+        ``queue`` is the writer's; while the writer waits for it, single tokens go to ``pieces``.
+        """
         self.answer_id = answer_id
         #: The task that starts its streams. Until it ends, not all of them have begun.
         self.starting: asyncio.Task[None] | None = None
         #: Whether its last frame has been taken.
         self.is_over = False
         self._shape = shape
-        self._put = enqueue
+        self._queue = queue
+        self._pieces = pieces
         self._streams: list[ResponseStream] = []
         self._num_open = 0
         #: Indices of streams with output to take, each once.
@@ -41,8 +50,12 @@ class WebSocketRequest:
         """Starts all its streams. Raises the request's errors; the caller then calls ``fail``."""
         plans = await self._shape.plans(caller)
         self._num_open = len(plans)
+        direct = DirectOutput(self._shape.encoders, self._queue)
+        direct.open(self._pieces)
         for index, plan in enumerate(plans):
-            self._streams.append(await generator.start(plan, self._when_ready(index), backlog))
+            stream = await generator.start(plan, partial(self._enqueue_stream, index), backlog)
+            self._streams.append(stream)
+            stream.write_tokens(index, direct)
 
     def next_frames(self) -> Sequence[ServerFrame]:
         """Returns the frames for the writer's turn; none once it is over."""
@@ -75,17 +88,14 @@ class WebSocketRequest:
         for stream in self._streams:
             stream.close()
 
-    def _when_ready(self, index: int) -> Callable[[], None]:
-        def enqueue_stream() -> None:
-            self._ready.append(index)
-            self._enqueue()
-
-        return enqueue_stream
+    def _enqueue_stream(self, index: int) -> None:
+        self._ready.append(index)
+        self._enqueue()
 
     def _enqueue(self) -> None:
         if not self._is_queued:
             self._is_queued = True
-            self._put(self)
+            self._queue.put(self)
 
     def _take(self) -> Sequence[ServerFrame]:
         index = self._ready.popleft()

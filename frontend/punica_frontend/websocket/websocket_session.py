@@ -6,23 +6,25 @@ An invalid frame gets an error frame and affects no other request. The error fra
 request of its name is running, and none if one is. In OpenAI's format ``done`` says the same.
 
 One task writes to the client. A request with output waits in its queue once, however much arrives meanwhile. So a
-client that reads slowly gets fewer and longer frames, and its backlog bounds what waits for it.
+client that reads slowly gets fewer and longer frames, and its backlog bounds what waits for it. While that task waits
+with nothing to write, single tokens are written without waking it.
 """
 
 import asyncio
 import contextlib
 import json
-from collections import deque
 
 import msgspec
 from pydantic import ValidationError
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.errors import error_object, invalid_field
 from punica_frontend.api.schemas import MAX_ID_CHARS
 from punica_frontend.generation.answers import Frame
 from punica_frontend.generation.generator import Generator
+from punica_frontend.generation.reader_queue import ReaderQueue
+from punica_frontend.http.body_pieces import PieceWriter
 from punica_frontend.scheduler_link.live_request import Backlog
 from punica_frontend.websocket.frame_types import (
     FRAME,
@@ -58,16 +60,16 @@ class WebSocketSession:
     def __init__(
         self,
         receive: Receive,
-        send: Send,
+        pieces: PieceWriter,
         caller: Caller,
         generator: Generator,
         shapes: Shapes,
         *,
         max_frame_bytes: int,
     ) -> None:
-        """``receive`` and ``send`` are ASGI's; ``send`` raises OSError once the client has left."""
+        """``receive`` is ASGI's; ``pieces`` sends messages of text, and raises OSError once the client has left."""
         self._receive = receive
-        self._send = send
+        self._pieces = pieces
         self._caller = caller
         self._generator = generator
         self._shapes = shapes
@@ -75,9 +77,8 @@ class WebSocketSession:
         #: Running requests by answer_id, until their last frames are taken.
         self._live: dict[str, WebSocketRequest] = {}
         self._backlog = Backlog()
-        self._queue: deque[WebSocketRequest | ServerFrame] = deque()
-        #: Set while the queue has items, and while it has room.
-        self._has_items = asyncio.Event()
+        self._queue = ReaderQueue[WebSocketRequest | ServerFrame]()
+        #: Set while the queue has room.
         self._has_room = asyncio.Event()
 
     async def run(self) -> None:
@@ -94,15 +95,12 @@ class WebSocketSession:
     async def _write(self) -> None:
         """Raises OSError once the client has left, or was cut because it took nothing for too long."""
         while True:
-            while self._queue:
-                item = self._queue.popleft()
-                if isinstance(item, WebSocketRequest):
-                    await self._send_next(item)
-                else:
-                    await self._send_frame(item)
-                self._has_room.set()
-            self._has_items.clear()
-            await self._has_items.wait()
+            item = await self._queue.next()
+            if isinstance(item, WebSocketRequest):
+                await self._send_next(item)
+            else:
+                await self._send_frame(item)
+            self._has_room.set()
 
     async def _send_next(self, request: WebSocketRequest) -> None:
         frames = request.next_frames()
@@ -116,7 +114,7 @@ class WebSocketSession:
                 request.close()
 
     async def _send_frame(self, frame: ServerFrame) -> None:
-        await self._send({"type": "websocket.send", "text": _encode(frame).decode()})
+        await self._pieces.send(_encode(frame))
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
         """Raises _Left once the client has left, which ends the group."""
@@ -151,7 +149,7 @@ class WebSocketSession:
                 if request := self._live.pop(request_id, None):
                     request.cancel()
             case PingFrame(nonce=nonce):
-                self._enqueue(PongFrame(nonce))
+                self._queue.put(PongFrame(nonce))
             case _:
                 self._begin(frame, group)
 
@@ -164,7 +162,7 @@ class WebSocketSession:
             message = f"{MAX_LIVE} requests run on this socket already; wait for one to finish"
             self._refuse(request_id, OutOfCapacity(message), is_native=is_native)
         else:
-            request = WebSocketRequest(request_id, self._shapes.of(frame), self._enqueue)
+            request = WebSocketRequest(request_id, self._shapes.of(frame), self._queue, self._pieces)
             self._live[request_id] = request
             request.starting = group.create_task(self._start(request))
 
@@ -181,11 +179,7 @@ class WebSocketSession:
         refusal: ServerFrame = ChunkFrame(request_id, None, error_object(error), done=not goes_on)
         if is_native:
             refusal = Frame(request_id, 0, finish_reason=None if goes_on else "error", error=error_object(error))
-        self._enqueue(refusal)
-
-    def _enqueue(self, item: WebSocketRequest | ServerFrame) -> None:
-        self._queue.append(item)
-        self._has_items.set()
+        self._queue.put(refusal)
 
 
 def _sender(content: bytes) -> tuple[str | None, bool]:

@@ -41,7 +41,7 @@ async def send_headers_only(message: Message) -> None:
 
 async def test_nothing_is_taken_that_the_client_does_not_take() -> None:
     frames = Frames()
-    streaming = asyncio.create_task(EventStream(frames.stream(), no_error)({}, never, send_headers_only))
+    streaming = asyncio.create_task(EventStream(frames.stream(), no_error)({"type": "http"}, never, send_headers_only))
     for _ in range(100):
         await asyncio.sleep(0)
     assert frames.num_taken == 1
@@ -59,5 +59,5 @@ async def test_a_client_that_left_ends_the_stream() -> None:
 
     frames = Frames()
     async with asyncio.timeout(DEADLINE_S):
-        await EventStream(frames.stream(), no_error)({}, leave, send)
+        await EventStream(frames.stream(), no_error)({"type": "http"}, leave, send)
     assert frames.is_closed or frames.num_taken == 0

@@ -19,6 +19,7 @@ from websockets.exceptions import InvalidStatus
 
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.http import uvicorn_private
+from punica_frontend.http.body_pieces import piece_writer
 from punica_frontend.http.deadline import Deadline
 from punica_frontend.http.uvicorn_private import SLICE_BYTES, EmbeddedServer, GuardedHttp, GuardedWebSocket
 from waits import DEADLINE_S, until
@@ -192,6 +193,27 @@ async def test_messages_of_one_turn_leave_together(
     assert transport.written == b""
     await asyncio.sleep(0)
     assert transport.written == 2 * (head + b"x" * num_bytes)
+
+
+async def test_a_websocket_takes_messages_at_once_while_it_is_open_and_its_client_reads(
+    websocket: GuardedWebSocket, transport: FakeTransport
+) -> None:
+    messages = piece_writer(cast(Scope, websocket.scope), cast(Send, websocket.send))
+    messages.write(b"one")
+    await messages.send(b"two")
+    await asyncio.sleep(0)
+    assert transport.written == b"\x81\x03one\x81\x03two" and messages.is_writable
+    websocket.pause_writing()
+    assert not messages.is_writable
+    blocked = asyncio.create_task(messages.send(b"three"))
+    await asyncio.sleep(0)
+    assert not blocked.done()
+    websocket.resume_writing()
+    await blocked
+    await websocket.send({"type": "websocket.close", "code": 1000})
+    assert not messages.is_writable
+    with pytest.raises(ClientDisconnected):
+        await messages.send(b"four")
 
 
 EMPTY_TEXT, PING = b"\x81\x80\0\0\0\0", b"\x89\x80\0\0\0\0"

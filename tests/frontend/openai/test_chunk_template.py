@@ -42,4 +42,4 @@ def test_a_chunk_is_the_same_from_a_template(
     for count, text in enumerate(texts):
         json = msgspec.json.encode(chunk(text, told(count)))
         assert template.json(text, told(count)) == json
-        assert template.encoder(told)(7, text, count) == b"data: " + json + b"\n\n"
+        assert template.encoder(told, (b"<", b">"))(7, text, count) == b"<" + json + b">"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from byte_tokens import byte_tokenizer
 from echo_cluster import EchoCluster
 from punica_frontend.api.caller import ANYONE
 from punica_frontend.fields.policy import FieldPolicy
@@ -22,6 +23,7 @@ from punica_frontend.openai.request_planner import RequestPlanner
 from punica_frontend.scheduler_link.live_request import MAX_DELIVERY_BYTES, TOKEN_BYTES, Backlog
 from punica_frontend.websocket.openai_frames import Shapes
 from punica_frontend.websocket.websocket_session import MAX_QUEUED, WebSocketSession
+from punica_serve.text.chat_template import ChatTemplate
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.tokenizer import Tokenizer
 from waits import DEADLINE_S, until
@@ -30,14 +32,20 @@ from waits import DEADLINE_S, until
 class Peer:
     """A client that sends these frames and takes what it is sent while it ``reads``."""
 
-    def __init__(self, frames: Iterable[dict[str, Any] | str], *, is_reading: bool = True) -> None:
+    def __init__(
+        self, frames: Iterable[dict[str, Any] | str], *, is_reading: bool = True, takes_at_once: bool = True
+    ) -> None:
+        """Without ``takes_at_once`` each frame is waited for."""
         self._frames: Iterator[dict[str, Any] | str] = iter(frames)
         self.num_sent = 0
+        #: Frames that it got without a wait for them.
+        self.num_written = 0
         self.received: list[dict[str, Any]] = []
         #: Lengths of those, in bytes.
         self.lengths: list[int] = []
         self.reads = asyncio.Event()
         self.leaves = asyncio.Event()
+        self._takes_at_once = takes_at_once
         if is_reading:
             self.reads.set()
 
@@ -49,12 +57,24 @@ class Peer:
         self.num_sent += 1
         return {"type": "websocket.receive", "text": frame if isinstance(frame, str) else json.dumps(frame)}
 
-    async def send(self, message: Message) -> None:
+    @property
+    def is_writable(self) -> bool:
+        return self._takes_at_once and self.reads.is_set() and not self.leaves.is_set()
+
+    def write(self, piece: bytes) -> None:
+        assert self.is_writable
+        self.num_written += 1
+        self._take(piece)
+
+    async def send(self, piece: bytes) -> None:
         await self.reads.wait()
         if self.leaves.is_set():
             raise OSError("the client has left")
-        self.received.append(json.loads(message["text"]))
-        self.lengths.append(len(message["text"].encode()))
+        self._take(piece)
+
+    def _take(self, piece: bytes) -> None:
+        self.received.append(json.loads(piece))
+        self.lengths.append(len(piece))
 
     def of(self, request_id: str) -> list[dict[str, Any]]:
         return [frame for frame in self.received if frame["request_id"] == request_id]
@@ -69,6 +89,11 @@ def generate(request_id: str = "a", **fields: Any) -> dict[str, Any]:
 
 def cancel(request_id: str) -> dict[str, Any]:
     return {"op": "cancel", "request_id": request_id}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return byte_tokenizer(ChatTemplate("{{ messages[0].content }}", {}, of="numbers"))
 
 
 @pytest.fixture
@@ -107,7 +132,7 @@ async def serve(
     tasks = []
 
     def serve(peer: Peer, max_frame_bytes: int = 1_000) -> WebSocketSession:
-        socket = WebSocketSession(peer.receive, peer.send, ANYONE, generator, shapes, max_frame_bytes=max_frame_bytes)
+        socket = WebSocketSession(peer.receive, peer, ANYONE, generator, shapes, max_frame_bytes=max_frame_bytes)
         tasks.append(asyncio.create_task(socket.run()))
         return socket
 
@@ -141,6 +166,72 @@ async def test_no_frame_of_a_slow_reader_is_longer_than_clients_take(
     await until(lambda: peer.received and (peer.received[-1].get("finish_reason") or peer.received[-1].get("done")))
     assert 3 <= len(peer.received) <= 5
     assert max(peer.lengths) < 1 << 20
+
+
+CHAT = {"prompt": None, "messages": [{"role": "user", "content": "4"}]}
+USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"format": "openai", "echo": True, "user": 'u\x00"'},
+        {"format": "openai", "n": 3, **USAGE},
+        {"format": "openai", **CHAT},
+        {"format": "openai", **CHAT, **USAGE},
+    ],
+)
+async def test_frames_are_the_same_whether_or_not_their_writer_is_woken(
+    serve: Serve, cluster: EchoCluster, tokenizer: Tokenizer, fields: dict[str, Any]
+) -> None:
+    cluster.answer = lambda request: tokenizer.encode("an answer 🦙 of words")
+    frame = {name: value for name, value in generate('a"\x00', max_tokens=20, **fields).items() if value is not None}
+    peers = [Peer([frame], takes_at_once=takes_at_once) for takes_at_once in (True, False)]
+    for peer in peers:
+        serve(peer)
+    await until(lambda: all(peer.received and has_ended(peer.received[-1]) for peer in peers))
+    direct, woken = peers
+    assert direct.num_written > 10 and not woken.num_written
+    assert [without_ids(frame) for frame in direct.received] == [without_ids(frame) for frame in woken.received]
+
+
+def has_ended(frame: dict[str, Any]) -> bool:
+    return bool(frame.get("finish_reason") or frame.get("done"))
+
+
+def without_ids(frame: dict[str, Any]) -> dict[str, Any]:
+    """The frame without what differs between two answers."""
+    chunk = frame.get("chunk")
+    return {**frame, "chunk": chunk and {name: chunk[name] for name in chunk if name not in ("id", "created")}}
+
+
+async def test_a_stop_string_ends_an_answer_whose_writer_was_not_woken(serve: Serve, cluster: EchoCluster) -> None:
+    cluster.answer = lambda request: request.prompt_ids
+    peer = Peer([generate(prompt="longest", stop="es", max_tokens=20)])
+    serve(peer)
+    await until(lambda: peer.received and has_ended(peer.received[-1]))
+    *frames, last = peer.received
+    assert "".join(frame["text"] for frame in frames) == "long" and peer.num_written == len(frames)
+    assert (last["index"], last["text"], last["finish_reason"]) == (5, "", "stop")
+    assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    await until(lambda: len(cluster.cancelled) == 1)
+
+
+async def test_no_frame_overtakes_one_that_is_being_sent(serve: Serve, cluster: EchoCluster) -> None:
+    peer = Peer([generate(max_tokens=60), generate("b", max_tokens=60)], is_reading=False)
+    serve(peer)
+    for num_tokens in (4, 40, 80):
+        await until(lambda: cluster.num_tokens >= num_tokens)  # noqa: B023 - it is awaited here
+        peer.reads.set()
+        await asyncio.sleep(0)
+        peer.reads.clear()
+    peer.reads.set()
+    await until(lambda: sum(map(has_ended, peer.received)) == 2)
+    for name in "ab":
+        lengths = [len(frame["token_ids"]) for frame in peer.of(name)]
+        assert [frame["index"] for frame in peer.of(name)] == [sum(lengths[:count]) for count in range(len(lengths))]
+        assert sum(lengths) == 60
 
 
 async def test_a_choice_that_a_stop_string_ended_does_not_end_another(
