@@ -15,7 +15,7 @@ from punica_frontend.generation.templates import TemplateRenderer
 from punica_frontend.http.http_server import http_server
 from punica_frontend.http.listener import bind, num_connections, raise_file_limit
 from punica_frontend.http.startup_server import registry_when_available
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.running import run_server
 from punica_frontend.scheduler_link.wire_scheduler_client import WireSchedulerClient

@@ -27,7 +27,7 @@ from punica_frontend.generation.request_account import RequestAccounts
 from punica_frontend.generation.templates import TemplateRenderer
 from punica_frontend.http.http_server import http_server
 from punica_frontend.http.listener import bind
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_frontend.metrics.metrics import Metrics
 from punica_frontend.tenancy.authenticator import Authenticator, AuthMode
 from punica_frontend.tenancy.meter import Meter

@@ -17,10 +17,10 @@ from websockets.asyncio.client import connect
 
 from https_files import HttpsFiles, write_https_files
 from punica_frontend.dependencies import AppDependencies
-from punica_frontend.http import uvicorn_private
+from punica_frontend.http import uvicorn_server
 from punica_frontend.http.http_server import http_server
 from punica_frontend.http.startup_server import _refusing
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.cli.adapters.client import AdapterClient
 from punica_serve.cli.up.readiness import until_ready
 from punica_serve.errors import ClusterUnavailable
@@ -175,7 +175,7 @@ async def test_a_client_that_never_opens_tls_is_cut(
     files: HttpsFiles,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uvicorn_private, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(uvicorn_server, "HANDSHAKE_TIMEOUT_S", 0.2)
     tls = server_context(files.config)
     server = http_server(app, dependencies.metrics.num_cut, max_body_bytes=1 << 20, max_connections=50, tls=tls)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

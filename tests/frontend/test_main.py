@@ -12,7 +12,7 @@ import pytest
 
 from ports import free_port
 from punica_frontend.http.listener import bind
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_frontend.main import serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.config_json import read_model_config

@@ -15,8 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from echo_cluster import EchoCluster
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.http import listener as listening
-from punica_frontend.http import uvicorn_private
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http import uvicorn_server
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from waits import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux cuts them")
@@ -103,7 +103,7 @@ async def test_the_servers_end_waits_for_them_no_longer_than_for_others(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(uvicorn_private, "SHUTDOWN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(uvicorn_server, "SHUTDOWN_TIMEOUT_S", 0.2)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
     asked = await ask(peer, listener.getsockname())
     await until(lambda: cluster.num_tokens >= 60)

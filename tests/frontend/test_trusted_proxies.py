@@ -5,7 +5,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.frontend_section import FrontendConfig
 from punica_serve.registry.registry import Registry

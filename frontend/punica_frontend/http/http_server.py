@@ -9,7 +9,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from punica_frontend.http.listener import BACKLOG
-from punica_frontend.http.uvicorn_private import EmbeddedServer, GuardedHttp, GuardedWebSocket
+from punica_frontend.http.uvicorn_http import GuardedHttp
+from punica_frontend.http.uvicorn_server import EmbeddedServer
+from punica_frontend.http.uvicorn_websocket import GuardedWebSocket
 from punica_frontend.metrics.metrics import CutReason
 from punica_serve.config.web_fields import with_mapped
 

@@ -9,8 +9,8 @@ import pytest
 
 from punica_frontend import app
 from punica_frontend.dependencies import AppDependencies
-from punica_frontend.http import uvicorn_private
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http import uvicorn_http
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.store.pace import MinRate
 from waits import DEADLINE_S
 
@@ -24,7 +24,7 @@ HEAD = (
 def dependencies(dependencies: AppDependencies, monkeypatch: pytest.MonkeyPatch) -> AppDependencies:
     """Uploads must come at 10 KiB/s in each fifth of a second."""
     monkeypatch.setattr(app, "MinRate", lambda: MinRate(10 << 10, 0.2))
-    monkeypatch.setattr(uvicorn_private, "REST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(uvicorn_http, "REST_TIMEOUT_S", 0.2)
     return dependencies
 
 

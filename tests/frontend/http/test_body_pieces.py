@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from punica_frontend.http.body_pieces import piece_writer
-from punica_frontend.http.uvicorn_private import EmbeddedServer, GuardedHttp, _CyclePieces
+from punica_frontend.http.uvicorn_http import GuardedHttp, _CyclePieces
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from waits import until
 
 OPENAI = {"prompt": "42é", "stream": True, "stream_options": {"include_usage": True}}

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from waits import DEADLINE_S
 
 GET = b"GET /v1/generate/stream HTTP/1.1\r\n"

@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from waits import DEADLINE_S
 
 

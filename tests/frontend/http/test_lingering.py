@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from https_files import HttpsFiles, write_https_files
 from punica_frontend.dependencies import AppDependencies
-from punica_frontend.http import uvicorn_private
+from punica_frontend.http import uvicorn_http
 from punica_frontend.http.http_server import http_server
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.links.https_context import server_context
 from waits import DEADLINE_S, until
 
@@ -85,7 +85,7 @@ async def test_a_client_that_never_stops_sending_is_cut(
     listener: socket.socket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uvicorn_private, "REST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(uvicorn_http, "REST_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n")
     async with asyncio.timeout(DEADLINE_S):

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from echo_cluster import EchoCluster
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.http.status_counts import RouteTemplates, StatusCounts
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_frontend.metrics.metrics import AnswerKind
 
 

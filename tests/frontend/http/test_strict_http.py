@@ -8,7 +8,7 @@ import h11
 import pytest
 
 from punica_frontend.http.strict_http import MAX_HEADER_BYTES, StrictConnection
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from waits import DEADLINE_S
 
 POST = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\n"

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from websockets.asyncio.client import connect
 
 from punica_frontend.http.startup_server import _refusing
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 
 
 def told(answer: httpx.Response) -> tuple[int, str | None, str | None]:

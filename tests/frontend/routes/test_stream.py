@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosedError
 from echo_cluster import EchoCluster
 from punica_frontend.app import max_body_bytes
 from punica_frontend.dependencies import AppDependencies
-from punica_frontend.http.uvicorn_private import EmbeddedServer
+from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.protocol import WireError
 from waits import DEADLINE_S, until
 
