@@ -24,7 +24,7 @@ from punica_serve.process.parent_death import end_with_parent
 
 MAX_MESSAGE_BYTES = 1 << 16
 #: A core sums so much from its own cache, where it has just read it to.
-_PIECE_BYTES = 512 << 10
+PIECE_BYTES = 512 << 10
 _NICE = 19
 _MAPPED_BYTES = 64 << 20
 
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
         while message := control.recv(MAX_MESSAGE_BYTES):
             job = msgspec.msgpack.decode(message, type=ReadJob)
             part, path = memory[job.offset : job.offset + job.num_bytes], Path(os.fsdecode(job.path))
-            reads = ChunkJob(path, job.name, part, lanes[job.lane], piece_bytes=_PIECE_BYTES)
+            reads = ChunkJob(path, job.name, part, lanes[job.lane], piece_bytes=PIECE_BYTES)
             submit(threads, reads.begin, threads, options.threads)
     os._exit(0)
 

@@ -1,7 +1,8 @@
 """A load's view of the threads that read its packed file, in a process of their own or in this one.
 
-All chunks that have come meanwhile are one batch for the load's own thread, which copies them on. A load that gets
-nothing for a moment asks whether anything can still come; a disk that is slow is waited for.
+All chunks that have come meanwhile are one batch for the load's own thread, which copies them on. If it copies nothing
+on, it wakes once, when all have come: each time it would take the GIL from the step loop. A load that gets nothing for
+a moment asks whether anything can still come; a disk that is slow is waited for.
 """
 
 import os
@@ -59,7 +60,7 @@ class ChunkReads:
         self._watch = watch
         self._end_silent = end_silent
         self._give_back = give_back
-        self._has_ended = False
+        self._is_open = self._has_ended = False
         self._error: Exception | None = None
 
     def __enter__(self) -> "ChunkReads":
@@ -68,7 +69,7 @@ class ChunkReads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for _ in self._batches(lambda *_: None):
+        for _ in self._batches(lambda *_: None, at_once=True):
             pass
         self._give_back(self._lane)
 
@@ -77,36 +78,43 @@ class ChunkReads:
         """Numbers of chunks that were not read, after ``batches``: the reads were ended before."""
         return self._left.keys()
 
-    def batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
+    def batches(self, on_open: OnOpen, *, at_once: bool = False) -> Iterator[list[ChunkRead]]:
         """The chunks, in batches as they come, the last of them at once: without waiting for more.
+
+        ``at_once``: nobody uses some before the others, so they come in one batch, or a few from a slow disk.
 
         Raises PackedFileInvalid or OSError if the file or a chunk is damaged, or can't be read.
         """
-        yield from self._batches(on_open)
+        yield from self._batches(on_open, at_once=at_once)
         if self._error is not None:
             raise self._error
 
-    def _batches(self, on_open: OnOpen) -> Iterator[list[ChunkRead]]:
+    def _batches(self, on_open: OnOpen, *, at_once: bool) -> Iterator[list[ChunkRead]]:
         """The chunks that come until all have, or a failure, or all threads have ended."""
         patience, is_ending = Patience(self._watch), False
         with ExitStack() as hanging:
             while self._left and not self._has_ended:
-                records = self._receive(_END_S if is_ending else LOOK_S)
+                records = self._receive(_END_S if is_ending else LOOK_S, at_once=at_once)
                 if records is None and is_ending:
                     hanging.enter_context(self._watch.hanging())
-                    records = self._receive(None)
+                    records = self._receive(None, at_once=False)
                 elif records is None:
                     patience.note_wait()
                     is_ending = self._end_silent(patience)
                 if records and (reads := self._take(records, on_open)):
                     yield reads
 
-    def _receive(self, timeout_s: float | None) -> bytes | None:
-        """Records, none at the end; None after the timeout. One call of the system, which gives the GIL up once."""
+    def _receive(self, timeout_s: float | None, *, at_once: bool) -> bytes | None:
+        """Records, none at the end; None after the timeout. One call of the system, which gives the GIL up once.
+
+        ``at_once``: waits for those of all chunks. After a failure none comes, so it takes all of the timeout.
+        """
+        num_left = len(self._left) + (not self._is_open)
+        num_bytes, flags = (RECORD.size * num_left, socket.MSG_WAITALL) if at_once else (_RECORDS_BYTES, 0)
         timeout_us = 0 if timeout_s is None else int(1e6 * timeout_s) + 1  # 0: none
         self._lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, pack("ll", *divmod(timeout_us, 1_000_000)))
         try:
-            records = self._lane.recv(_RECORDS_BYTES)
+            records = self._lane.recv(num_bytes, flags)
         except BlockingIOError:
             return None
         self._has_ended = not records
@@ -118,6 +126,7 @@ class ChunkReads:
             if number == FAILED:
                 self._error, self._has_ended = _error_of(error), True
             elif number in (OPENED, OPENED_DIRECT):
+                self._is_open = True
                 on_open(number == OPENED_DIRECT, begun_s)
             else:
                 self._watch.newest_chunk_s = checked_s

@@ -205,7 +205,7 @@ class PackedStore:
 
         with (
             nullcontext() if stream is None else stream.filling(memory),
-            self._reading(ref, memory, reads, on_open) as batches,
+            self._reading(ref, memory, reads, on_open, at_once=stream is None) as batches,
         ):
             packed = views() if stream is None else stream.prepare(views)
             for batch in batches:
@@ -215,9 +215,12 @@ class PackedStore:
 
     @contextmanager
     def _reading(
-        self, ref: AdapterRef, memory: Tensor, begun: ChunkReads | None, on_open: OnOpen
+        self, ref: AdapterRef, memory: Tensor, begun: ChunkReads | None, on_open: OnOpen, *, at_once: bool
     ) -> Iterator[Iterator[Sequence[ChunkRead]]]:
-        """Reads the chunks, which come in batches: by the process, and what that leaves when it ends by threads."""
+        """Reads the chunks, which come in batches: by the process, and what that leaves when it ends by threads.
+
+        ``at_once``: as for ``ChunkReads.batches``.
+        """
         file = self._file(ref)
         with ExitStack() as reading:
             by_process = begun
@@ -226,11 +229,11 @@ class PackedStore:
             reads = reading.enter_context(by_process or self._threads.begin(*file, memory))
 
             def batches() -> Iterator[Sequence[ChunkRead]]:
-                yield from reads.batches(on_open)
+                yield from reads.batches(on_open, at_once=at_once)
                 left = reads.left
                 if left and by_process is not None:  # it has ended
                     rest = reading.enter_context(self._threads.begin(*file, memory, left))
-                    yield from rest.batches(on_open)
+                    yield from rest.batches(on_open, at_once=at_once)
                     left = rest.left
                 if left:
                     raise _ChunksLeft

@@ -19,7 +19,7 @@ from punica_serve.store.packed_folder import PackedCache
 from waits import DEADLINE_S
 
 _CPU, _DTYPE = torch.device("cpu"), torch.bfloat16
-#: The goal is 0.2, and `bench coldstart-loads` has 0.21 to 0.22. Here, with a fourth of the layers and two cores that
+#: The goal is 0.2, and `bench coldstart-loads` has 0.16 to 0.18. Here, with a fourth of the layers and two cores that
 #: the process and the load share, it is 0.24 to 0.29.
 _MOST = 0.35
 #: The least of many loads is one that nothing disturbed.

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters import chunk_reads
 from punica_serve.engine.adapters.chunk_reads import ChunkReads
 from punica_serve.engine.adapters.disk_watch import DiskWatch
 from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 from punica_serve.engine.adapters.packed_file import PackedLayout, packed_name
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.engine.adapters.reader_threads import ReaderThreads
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 
 @pytest.fixture
@@ -40,6 +43,29 @@ def test_they_read_all_chunks_or_those_that_are_left(
     for place in places:
         part = slice(place.start, place.stop)
         assert torch.equal(memory[part], content[part]) is (place in expected)
+    threads.close()
+
+
+def test_all_chunks_come_in_one_batch_if_nobody_uses_some_before(
+    file: tuple[Path, PackedName], made: HostCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_reads, "LOOK_S", DEADLINE_S)
+    threads, memory = ReaderThreads(3, DiskWatch()), torch.zeros(made.num_bytes, dtype=torch.uint8)
+    opened = list[bool]()
+    with threads.begin(*file, memory) as reads:
+        (batch,) = reads.batches(lambda is_direct, _: opened.append(is_direct), at_once=True)
+    assert len(batch) == len(chunk_ranges(made.num_bytes)) and len(opened) == 1
+    assert torch.equal(memory, packed_memory(made.packed, made.num_bytes))
+    threads.close()
+
+
+def test_a_failure_ends_the_wait_for_all_chunks(file: tuple[Path, PackedName], made: HostCopy) -> None:
+    content = bytearray(file[0].read_bytes())
+    content[-1] ^= 1
+    file[0].write_bytes(content)
+    threads, memory = ReaderThreads(3, DiskWatch()), torch.zeros(made.num_bytes, dtype=torch.uint8)
+    with threads.begin(*file, memory) as reads, pytest.raises(PackedFileInvalid, match="damaged"):
+        list(reads.batches(lambda *_: None, at_once=True))
     threads.close()
 
 
