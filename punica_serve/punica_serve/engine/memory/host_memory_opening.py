@@ -1,5 +1,7 @@
 """Makes a GPU's host memory ready on a thread of its own, while its process starts with the rest."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -9,6 +11,8 @@ from punica_serve.engine.memory.pinned_memory import HostMemory
 
 #: From one look at the thread to the next.
 _WAIT_S = 1.0
+#: The thread fills memory on all cores, and those of each rank of a group do. Its process goes on importing meanwhile.
+_NICE = 10
 
 
 class HostMemoryOpening:
@@ -48,6 +52,7 @@ class HostMemoryOpening:
 
     def _run(self, allocated: "Future[HostMemory]") -> None:
         try:
+            _yield_to_others()
             allocated.set_result(self._allocate())
         except BaseException as error:
             allocated.set_exception(error)
@@ -56,3 +61,9 @@ class HostMemoryOpening:
 def _close(allocated: "Future[HostMemory]") -> None:
     with suppress(Exception):
         allocated.result().close()
+
+
+def _yield_to_others() -> None:
+    """Lowers this thread's priority, and so that of the threads that it starts, where threads have their own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -1,3 +1,5 @@
+import os
+import sys
 import threading
 
 import pytest
@@ -40,6 +42,20 @@ def test_memory_is_made_ready_while_its_owner_does_other_things() -> None:
     assert isinstance(memory, _Memory)
     assert memory.pinned_on == threading.current_thread().name
     assert not memory.is_closed.is_set(), "its new owner closes it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own here")
+def test_the_rest_of_the_start_comes_first() -> None:
+    niceness: list[int] = []
+
+    def allocate() -> HostMemory:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return _Memory()
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    HostMemoryOpening(allocate, in_background=True).take()
+    assert niceness == [max(own, 10)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 def test_its_owner_is_called_while_it_waits() -> None:
