@@ -106,17 +106,17 @@ class Quotas:
         if minute is None:
             minute = _Minute()
         minute.advance(now_ns)
-        limit = quota.requests_per_min
-        if limit is not None and len(minute.tokens) >= limit:
-            wait_s = minute.wait_s(len(minute.tokens) - limit + 1, 0, now_ns)
+        num_tokens = record.request.max_num_tokens
+        num_excess = _excess(len(minute.tokens) + 1, quota.requests_per_min)
+        num_excess_tokens = _excess(minute.num_tokens + num_tokens, quota.tokens_per_min)
+        wait_s = minute.wait_s(num_excess, num_excess_tokens, now_ns)
+        if num_excess and (limit := quota.requests_per_min):
             return QuotaExceeded(
                 f"tenant {tenant!r} may begin {counted(limit, 'request')} a minute, and has; "
                 f"try again in {wait_s:.1f} s",
                 retry_after_s=wait_s,
             )
-        limit, num_tokens = quota.tokens_per_min, record.request.max_num_tokens
-        if limit is not None and minute.num_tokens + num_tokens > limit:
-            wait_s = minute.wait_s(1, minute.num_tokens + num_tokens - limit, now_ns)
+        if num_excess_tokens and (limit := quota.tokens_per_min):
             return QuotaExceeded(
                 f"tenant {tenant!r} may use {counted(limit, 'token')} a minute; {minute.num_tokens} are used or "
                 f"reserved, and this request needs up to {num_tokens}: try again in {wait_s:.1f} s, or set a lower "
@@ -180,3 +180,8 @@ class Quotas:
 def _left(limit: int | None, num_used: int) -> int | None:
     """A limit may have been lowered since."""
     return None if limit is None else max(0, limit - num_used)
+
+
+def _excess(number: int, limit: int | None) -> int:
+    """By how much the number exceeds the limit."""
+    return 0 if limit is None else max(0, number - limit)

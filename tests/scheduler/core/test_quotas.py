@@ -93,6 +93,17 @@ def test_tokens_are_reserved_and_what_was_not_used_is_given_back(tenants: Callab
     assert callers.asks(max_tokens=1) is not None
 
 
+def test_a_refusal_names_the_time_when_no_limit_is_in_the_way_any_more(tenants: Callable[..., Tenants]) -> None:
+    callers = tenants(requests_per_min=2, tokens_per_min=100)
+    assert callers.asks(max_tokens=9) is None
+    callers.waits(20)
+    assert callers.asks(max_tokens=79) is None
+    refused = callers.asks(max_tokens=59)  # in 40 s it could begin, but would have too few tokens
+    assert refused is not None and refused.retry_after_s == pytest.approx(60.0)
+    callers.waits(60)
+    assert callers.asks(max_tokens=59) is None
+
+
 def test_a_request_beyond_a_whole_minute_s_tokens_is_told_so(tenants: Callable[..., Tenants]) -> None:
     callers = tenants(tokens_per_min=100, max_concurrent=1)
     assert callers.asks(max_tokens=9) is None
