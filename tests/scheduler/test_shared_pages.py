@@ -55,3 +55,15 @@ def test_a_stop_on_its_way_leaves_the_accounting_whole(new_cluster: NewCluster) 
     assert cluster.working_sets() == {"A": 0}
     cluster.steps("A")
     assert cluster.scheduler.snapshot(cluster.now_ns).gpus[0].free_kv_pages == 12
+
+
+def test_sharing_makes_room_for_the_head_while_a_stop_is_on_its_way(new_cluster: NewCluster) -> None:
+    """The GPU needs a page less, though it has no more free pages than before."""
+    cluster = new_cluster()
+    cluster.gpu_joins("A", pages=12, prefix_caching=SHARING)
+    for name, prompt in (("r1", 6), ("r2", 4), ("r3", 1)):
+        cluster.arrives(name, prompt=prompt)
+    cluster.steps("A", "r1 r2 r3")
+    cluster.is_cancelled("r3")
+    assert cluster.arrives("r4", prompt=27) == []
+    assert "A: start r4" in cluster.steps("A", "r1 r2", applied=3, shared=1)

@@ -52,8 +52,9 @@ class GpuIndex:
         #: Those whose next place becomes free soon, in the order in which this was told.
         self._ending: dict[GpuRecord, None] = {}
         self._ending_bound = RoomBound()
-        #: Size under which a GPU of either kind is filed, and the room that it had when it was looked at last.
-        self._filed: dict[GpuRecord, tuple[int, int]] = {}
+        #: Size under which a GPU of either kind is filed; its room and the pages that it needed when it was looked at
+        #: last: while a stop is on its way, it may need fewer and have no more room.
+        self._filed: dict[GpuRecord, tuple[int, int, int]] = {}
         #: The time of the newest event.
         self.now_ns = 0
         self.typical = TypicalRequest()
@@ -94,21 +95,21 @@ class GpuIndex:
         filed = self._filed.get(gpu)
         if gpu.is_draining or (filed is None and gpu.is_full):
             return
-        size, room = len(gpu.working_set), gpu.room
+        now = size, room, num_needed = _figures_of(gpu)
         if gpu.is_full:
             self._take_out(gpu)
             return
-        if filed == (size, room):
+        if filed == now:
             return
         if filed is None or size != filed[0]:
             self._take_out(gpu)
             self._put_in(gpu)
-        self._filed[gpu] = (size, room)
+        self._filed[gpu] = now
         if gpu.has_free_place:
             self._files[size].bound.include(gpu)
         else:
             self._ending_bound.include(gpu)
-        if filed is None or size < filed[0] or room > filed[1]:
+        if filed is None or size < filed[0] or room > filed[1] or num_needed < filed[2]:
             self.improved.add(gpu)
 
     def touch(self, gpu: GpuRecord) -> None:
@@ -194,7 +195,7 @@ class GpuIndex:
         self._adapter_users.check_invariants(gpus)
         require(self._open == sorted((gpu for gpu in gpus if not gpu.is_draining), key=_by_uuid), "not all are open")
         self._columns.check_invariants(self._open)
-        with_place = {gpu: (len(gpu.working_set), gpu.room) for gpu in self._open if not gpu.is_full}
+        with_place = {gpu: _figures_of(gpu) for gpu in self._open if not gpu.is_full}
         require(self._filed == with_place, "a GPU is filed as it was")
         ending = {gpu for gpu in with_place if not gpu.has_free_place}
         require(self._ending.keys() == ending, "other GPUs are about to have a place")
@@ -203,3 +204,8 @@ class GpuIndex:
             expected = [gpu for gpu in self._open if gpu.has_free_place and len(gpu.working_set) == size]
             require(file.gpus == expected, f"the file of working sets of {size} is wrong")
             require(all(map(file.bound.covers, expected)), "a file knows less room than there is")
+
+
+def _figures_of(gpu: GpuRecord) -> tuple[int, int, int]:
+    """The size of its working set, its room, and the pages that it needs: see ``GpuRecord.has_room_for``."""
+    return len(gpu.working_set), gpu.room, gpu.num_pages_needed
