@@ -2,6 +2,9 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import count, islice
+
+from msgspec.structs import replace
 
 from punica_scheduler.core import events
 from punica_scheduler.core.actions import Start, Stop
@@ -34,7 +37,8 @@ def answer(request: Request) -> list[int]:
 class Sequence:
     request: Request
     generated: list[int]
-    num_pages: int = 0
+    #: Those that it holds; behind a window without the first ones.
+    pages: list[int] = field(default_factory=list)
     is_prefilled: bool = False
     #: Tokens that chunks of its prefill have computed.
     num_cached: int = 0
@@ -43,11 +47,22 @@ class Sequence:
     def num_tokens(self) -> int:
         return len(self.request.prompt_ids) + len(self.generated)
 
+    @property
+    def known_pages(self) -> list[int]:
+        """Full pages of its prompt, which others may share."""
+        return self.pages[: len(self.request.prompt_ids) // PAGE_SIZE] if self.is_prefilled else []
+
+    @property
+    def request_now(self) -> Request:
+        """The request with the tokens generated so far."""
+        return replace(self.request, generated_ids=tuple(self.generated))
+
 
 @dataclass
 class Worker:
     """The engine's rules without a model: pages on admission, growth when needed, the newest gives way.
 
+    With prefix caching a request begins with the pages that another of its adapter has: all prompts are of one token.
     Behind a window a request holds what its prompt's chunks take, and then what the row of its next token sees.
     """
 
@@ -64,24 +79,29 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.page_rule = PageRule.of(PAGE_SIZE, self.info.window)
+        self._new_pages = count()
+
+    @property
+    def _held(self) -> list[int]:
+        """Pages of all requests, those that several hold as often."""
+        return [page for sequence in self.sequences.values() for page in sequence.pages]
 
     @property
     def num_free(self) -> int:
-        return self.info.num_kv_pages - sum(sequence.num_pages for sequence in self.sequences.values())
+        return self.info.num_kv_pages - len(set(self._held))
 
     @property
     def has_place(self) -> bool:
         """Whether the batch has one; requests that come before others have ended wait for theirs."""
-        return sum(sequence.num_pages > 0 for sequence in self.sequences.values()) < self.info.max_batch_size
+        return sum(bool(sequence.pages) for sequence in self.sequences.values()) < self.info.max_batch_size
 
     def step(self, max_commands: int) -> None:
         for _ in range(min(max_commands, len(self.commands))):
             self._apply(self.commands.popleft())
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
-            needed = self.page_rule.to_start(sequence.num_tokens)
-            if not sequence.num_pages and self.has_place and needed <= self.num_free:
-                sequence.num_pages = needed
+            if not sequence.pages and self.has_place:
+                self._admit(sequence)
         starved = self._grow()
         positions, token_ids, finished, num_prefill_tokens = self._compute()
         hints, self.prefix_hints = self.prefix_hints, ()
@@ -100,6 +120,7 @@ class Worker:
             batch_size=len(token_ids),
             num_prefill_tokens=num_prefill_tokens,
             num_adapters=0,
+            num_shared_kv_pages=len(self._held) - len(set(self._held)),
             duration_s=0.01,
             starved=tuple(assignment.counter for assignment in starved),
             prefix_hints=hints,
@@ -137,6 +158,25 @@ class Worker:
             needed = sum(-(-adapter.ranks[module] // 8) for adapter in adapters.values())
             assert needed <= self.info.num_lora_pages[group]
 
+    def _admit(self, sequence: Sequence) -> None:
+        """If there are pages for the request. At least one token is left to compute."""
+        found = self._find(sequence)[: (sequence.num_tokens - 1) // PAGE_SIZE]
+        missing = self.page_rule.to_start(sequence.num_tokens) - len(found)
+        if missing <= self.num_free:
+            sequence.pages = found + self._take(missing)
+            sequence.num_cached = len(found) * PAGE_SIZE
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """The longest beginning of the request's prompt that another request has pages of."""
+        if self.info.prefix_caching is None or self.info.window is not None:
+            return []
+        others = [each for each in self.sequences.values() if each.request.digest == sequence.request.digest]
+        longest = max([each.known_pages for each in others], key=len)
+        return longest[: len(sequence.request.prompt_ids) // PAGE_SIZE]
+
+    def _take(self, num_pages: int) -> list[int]:
+        return list(islice(self._new_pages, num_pages))
+
     def _by_arrival(self) -> list[AssignmentId]:
         return sorted(self.sequences, key=lambda a: (self.sequences[a].request.arrival_ns, a))
 
@@ -145,19 +185,19 @@ class Worker:
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
             self._give_back(sequence)
-            while sequence.num_pages and (missing := self._pages_needed(sequence) - sequence.num_pages) > 0:
+            while sequence.pages and (missing := self._pages_needed(sequence) - len(sequence.pages)) > 0:
                 if missing <= self.num_free:
-                    sequence.num_pages += missing
+                    sequence.pages += self._take(missing)
                     continue
-                newest = [other for other in self._by_arrival() if self.sequences[other].num_pages][-1]
-                self.sequences[newest].num_pages = 0
+                newest = [other for other in self._by_arrival() if self.sequences[other].pages][-1]
+                self.sequences[newest].pages = []
                 self.sequences[newest].is_prefilled, self.sequences[newest].num_cached = False, 0
                 starved.append(newest)
         return tuple(starved)
 
     def _give_back(self, sequence: Sequence) -> None:
-        if sequence.num_pages and self.info.window is not None:
-            sequence.num_pages = min(sequence.num_pages, self._pages_needed(sequence))
+        if self.info.window is not None:
+            del sequence.pages[: max(0, len(sequence.pages) - self._pages_needed(sequence))]
 
     def _pages_needed(self, sequence: Sequence) -> int:
         if not sequence.is_prefilled:
@@ -175,7 +215,7 @@ class Worker:
         num_prefill_tokens = 0
         for assignment in self._by_arrival():
             sequence = self.sequences[assignment]
-            if not sequence.num_pages or (not sequence.is_prefilled and num_prefill_tokens):
+            if not sequence.pages or (not sequence.is_prefilled and num_prefill_tokens):
                 continue
             if not sequence.is_prefilled:
                 num_prefill_tokens = min(BUDGET, sequence.num_tokens - sequence.num_cached)
