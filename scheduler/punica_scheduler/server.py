@@ -27,6 +27,7 @@ from punica_scheduler.core.actions import (
 from punica_scheduler.event_log_file import write_event_log
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.gpu_check import check_gpu
+from punica_scheduler.peer_links import PeerLinks, frontend_peer, runner_peer
 from punica_scheduler.request_spans import RequestSpans
 from punica_scheduler.scale_hook import ScaleHook
 from punica_scheduler.telemetry.observer import ClusterObserver
@@ -138,13 +139,7 @@ class Server:
         self._scheduler = scheduler_of(config, incarnation, model)
         self._observer = ClusterObserver(self._scheduler, incarnation, step_times, self._warn_of_profile)
         self._spans = RequestSpans(sink, self._now_ns) if sink else None
-        #: The newest link of each peer, by what the peer is called.
-        self._links: dict[str, Channel] = {}
-        #: Runner id -> the process that has it.
-        self._instances: dict[str, str] = {}
-        #: GPU UUID -> its runner's channel, and the GPU's name.
-        self._gpus: dict[str, Channel] = {}
-        self._gpu_names: dict[str, str] = {}
+        self._links = PeerLinks[Channel]()
         self._failure: Exception | None = None
 
     def apply(self, event: events.Event) -> None:
@@ -180,53 +175,41 @@ class Server:
 
     async def session(self, channel: Channel) -> None:
         """One link, from its hello to its end."""
-        match await accept(channel, token=self._token, incarnation=self._incarnation, admit=self._admit):
+        match await accept(channel, token=self._token, incarnation=self._incarnation, admit=self._links.admit):
             case FrontendHello(frontend_id=peer_id):
                 said = partial(self._frontend_said, channel, peer_id)
                 await self._serve_peer(
-                    _frontend(peer_id), channel, events.FrontendJoined(peer_id), events.FrontendLost(peer_id), said
+                    frontend_peer(peer_id), channel, events.FrontendJoined(peer_id), events.FrontendLost(peer_id), said
                 )
             case RunnerHello(runner_id=peer_id, instance=instance):
                 said = partial(self._runner_said, channel, peer_id)
-                self._instances[peer_id] = instance
+                self._links.put_runner(peer_id, instance)
                 try:
                     await self._serve_peer(
-                        _runner(peer_id), channel, events.RunnerJoined(peer_id), events.RunnerLost(peer_id), said
+                        runner_peer(peer_id), channel, events.RunnerJoined(peer_id), events.RunnerLost(peer_id), said
                     )
                 finally:
-                    if _runner(peer_id) not in self._links:
-                        self._instances.pop(peer_id, None)
-                    for uuid in [uuid for uuid, owner in self._gpus.items() if owner is channel]:
-                        self._forget_gpu(uuid)
-
-    def _admit(self, hello: FrontendHello | RunnerHello) -> None:
-        """Two runners of one id would take each other's GPUs away for ever: the second is refused."""
-        match hello:
-            case RunnerHello(runner_id=runner_id, instance=instance):
-                if self._instances.get(runner_id, instance) != instance:
-                    message = f"another runner has the id {runner_id!r}; give each its own `--runner-id`"
-                    raise ProtocolError(message, param="runner_id")
+                    self._links.forget_runner(peer_id, channel)
 
     async def _serve_peer(
         self, peer: str, channel: Channel, joined: events.Event, lost: events.Event, said: Callable[[ToScheduler], None]
     ) -> None:
         """A peer's link for as long as it is its newest: one that has dialled again speaks on the new one alone."""
-        if (previous := self._links.get(peer)) is not None:
+        if (previous := self._links.put(peer, channel)) is not None:
             log.warning("another link of %s has joined; the one before is closed", peer)
             previous.end(f"another link of {peer} has joined")
         log.info("%s joined", peer)
-        self._links[peer] = channel
         self.apply(joined)
         try:
             await channel.serve(said)
         finally:
-            if self._links.get(peer) is channel:
+            if self._links.is_newest(peer, channel):
                 self._log_leaving(peer, channel)
                 self.apply(lost)
-                del self._links[peer]
+                self._links.remove(peer)
 
     def _log_leaving(self, peer: str, channel: Channel) -> None:
-        lost = ", ".join(sorted(self._gpu_names[uuid] for uuid, owner in self._gpus.items() if owner is channel))
+        lost = ", ".join(self._links.gpu_names(channel))
         level = logging.INFO if channel.was_closed or not lost else logging.WARNING
         log.log(level, "%s left%s: %s", peer, lost and f" with its GPUs {lost}", channel.end_reason)
 
@@ -235,27 +218,27 @@ class Server:
             case Deliver():
                 if self._spans:
                     self._spans.delivered(action)
-                _send(self._links[_frontend(action.frontend_id)], action.deliveries, may_wait=True)
+                _send(self._links.frontend(action.frontend_id), action.deliveries, may_wait=True)
             case Start(gpu_uuid, seq, assignment, request):
-                _log_request("request placed", request, gpu=self._gpu_names[gpu_uuid])
+                _log_request("request placed", request, gpu=self._links.gpu_name(gpu_uuid))
                 if self._spans:
                     request = self._spans.started(action)
-                _send(self._gpus[gpu_uuid], StartRequest(gpu_uuid, seq, assignment, request))
+                _send(self._links.gpu(gpu_uuid), StartRequest(gpu_uuid, seq, assignment, request))
             case Stop(gpu_uuid, seq, assignment):
                 if self._spans:
                     self._spans.stopped(action)
-                _send(self._gpus[gpu_uuid], StopRequest(gpu_uuid, seq, assignment))
+                _send(self._links.gpu(gpu_uuid), StopRequest(gpu_uuid, seq, assignment))
             case AnnounceLimits(frontend_id, limits):
-                _send(self._links[_frontend(frontend_id)], limits)
+                _send(self._links.frontend(frontend_id), limits)
             case actions.RunnerDrained(runner_id):
                 log.info("nothing is left on the GPUs of runner %s", runner_id)
-                _send(self._links[_runner(runner_id)], RunnerDrained())
+                _send(self._links.runner(runner_id), RunnerDrained())
             case CallAnswered(frontend_id, call_id, error):
-                _send(self._links[_frontend(frontend_id)], CallReply(call_id, error))
+                _send(self._links.frontend(frontend_id), CallReply(call_id, error))
             case actions.Warm(gpu_uuid, adapter, pin, host_only):
-                _send(self._gpus[gpu_uuid], Warm(gpu_uuid, adapter, pin, host_only))
+                _send(self._links.gpu(gpu_uuid), Warm(gpu_uuid, adapter, pin, host_only))
             case actions.Forget(runner_id, digest):
-                _send(self._links[_runner(runner_id)], Forget(digest))
+                _send(self._links.runner(runner_id), Forget(digest))
             case Advise(advice):
                 self._on_advice(advice)
             case RecordEvent() | RecordTokens():
@@ -301,12 +284,9 @@ class Server:
         log.warning(
             "steps of GPU %s take %.2f x the time that `scheduler.profile` predicts; measure it anew with "
             "`punica-serve profile`",
-            self._gpu_names[uuid],
+            self._links.gpu_name(uuid),
             ratio,
         )
-
-    def _forget_gpu(self, uuid: str) -> None:
-        del self._gpus[uuid], self._gpu_names[uuid]
 
     def _residency(self, call_id: int, digests: tuple[str, ...]) -> ResidencyReply | CallReply:
         try:
@@ -317,23 +297,23 @@ class Server:
     def _runner_said(self, channel: Channel, runner_id: str, message: ToScheduler) -> None:
         match message:
             # A GPU that was lost, or that another runner has joined since, is no longer this one's to speak for.
-            case StepReport() | AssignmentsFailed() | GpuLost() if self._gpus.get(message.gpu_uuid) is not channel:
+            case StepReport() | AssignmentsFailed() | GpuLost() if not self._links.owns(channel, message.gpu_uuid):
                 pass
             case StepReport():
                 self.apply(events.StepFinished(message))
             case AssignmentsFailed():
                 self.apply(events.AssignmentsFailed(message))
             case GpuLost(gpu_uuid, reason):
-                log.warning("GPU %s is lost: %s", self._gpu_names[gpu_uuid], reason)
+                log.warning("GPU %s is lost: %s", self._links.gpu_name(gpu_uuid), reason)
                 self.apply(events.GpuLost(gpu_uuid))
-                self._forget_gpu(gpu_uuid)
+                self._links.forget_gpu(gpu_uuid)
             case GpuJoined(gpu):
                 check_gpu(gpu, self._profile)
                 log.info("GPU %s (%s) of runner %s joined", gpu.name, gpu.uuid, runner_id)
-                self._gpus[gpu.uuid], self._gpu_names[gpu.uuid] = channel, gpu.name
+                self._links.put_gpu(gpu.uuid, gpu.name, channel)
                 self.apply(events.GpuJoined(runner_id, gpu))
             case AdaptersCached():
-                if message.gpu_uuid is None or self._gpus.get(message.gpu_uuid) is channel:
+                if message.gpu_uuid is None or self._links.owns(channel, message.gpu_uuid):
                     self.apply(events.AdaptersCached(runner_id, message))
             case DrainRunner():
                 log.info("runner %s is to be drained", runner_id)
@@ -345,14 +325,6 @@ class Server:
 def _log_request(what: str, request: Request, **more: str) -> None:
     if log.isEnabledFor(logging.DEBUG):
         log.debug(what, extra=about(**named(request), **more))
-
-
-def _frontend(frontend_id: str) -> str:
-    return f"frontend {frontend_id}"
-
-
-def _runner(runner_id: str) -> str:
-    return f"runner {runner_id}"
 
 
 def _send(channel: Channel, message: Message, *, may_wait: bool = False) -> None:
