@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, wait
+from itertools import chain, repeat
 from threading import BoundedSemaphore, Event
 from typing import Protocol
 
@@ -59,16 +60,15 @@ def read_ranges(
     A read holds its slots in the order of the file, and gives out the first before it waits for another: so none waits
     for one that waits for it. Raises NoRanges, and what the file system raises.
     """
-    starts = deque(range(0, num_bytes, RANGE_BYTES))
+    waiting = deque(_ranges(num_bytes))
     coming: deque[tuple[Future[Bytes], int]] = deque()
     is_first = True
     try:
-        while starts or coming:
-            while starts and _has_room(coming) and slots.take(stop, patiently=not coming):
-                start = starts.popleft()
-                end = min(start + RANGE_BYTES, num_bytes)
-                work = _read_range(filesystem, path, start, end)
-                coming.append((asyncio.run_coroutine_threadsafe(work, filesystem.loop), end - start))
+        while waiting or coming:
+            while waiting and _has_room(coming) and slots.take(stop, patiently=not coming):
+                part = waiting.popleft()
+                work = _read_range(filesystem, path, part.start, part.stop)
+                coming.append((asyncio.run_coroutine_threadsafe(work, filesystem.loop), len(part)))
             if not coming or not _await(coming[0][0], stop):
                 raise StoreUnavailable("fetching an adapter from the store was cancelled")
             read, length = coming[0]
@@ -83,6 +83,19 @@ def read_ranges(
         for read, _ in coming:
             read.cancel()
             slots.give_back()
+
+
+def _ranges(num_bytes: int) -> Iterator[range]:
+    """Of the first ones each is longer than the one before it: read side by side, they come one after the other, and so
+    do all that follow them. Ranges of equal length would come all at once, and none could be hashed before.
+    """
+    lengths = (RANGE_BYTES * number // _MAX_PER_FILE for number in range(1, _MAX_PER_FILE))
+    start = 0
+    for length in chain(lengths, repeat(RANGE_BYTES)):
+        if start >= num_bytes:
+            return
+        yield range(start, min(start + length, num_bytes))
+        start += length
 
 
 def _has_room(coming: "deque[tuple[Future[Bytes], int]]") -> bool:

@@ -28,12 +28,14 @@ from s3_server import S3Server
 from waits import DEADLINE_S, until
 
 CONTENT = bytes(range(256)) * 10
+#: The first ranges of a file, and the longest, which all others have.
+LENGTHS = (10, 20, 30, 40, 50, 60)
 Read = Callable[..., Generator[ranged_read.Bytes]]
 
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged_read, "RANGE_BYTES", 100)
+    monkeypatch.setattr(ranged_read, "RANGE_BYTES", 60)
 
 
 def _reading(filesystem: AbstractFileSystem, path: str) -> Read:
@@ -125,7 +127,7 @@ async def test_it_ends_when_it_is_stopped(read: Read, http_server: FileServer) -
 def test_an_error_gives_its_slots_back(read: Read, http_server: FileServer) -> None:
     slots = RangeSlots(4)
     reading = read(slots)
-    assert next(reading) == CONTENT[:100]
+    assert next(reading) == CONTENT[: LENGTHS[0]]
     http_server.statuses["/file"] = 503
     with pytest.raises(Exception, match="503"):
         list(reading)
@@ -139,7 +141,15 @@ def test_a_server_without_ranges_is_found_out_at_once(read: Read, http_server: F
 
 
 def test_ranges_come_from_s3(read_s3: Read) -> None:
-    assert list(read_s3(RangeSlots(), num_bytes=250)) == [CONTENT[:100], CONTENT[100:200], CONTENT[200:250]]
+    assert list(read_s3(RangeSlots(), num_bytes=35)) == [CONTENT[:10], CONTENT[10:30], CONTENT[30:35]]
+
+
+def test_ranges_grow_so_that_they_come_one_after_the_other() -> None:
+    ranges = list(ranged_read._ranges(len(CONTENT)))
+    lengths = [len(part) for part in ranges]
+    assert tuple(lengths[: len(LENGTHS)]) == LENGTHS
+    assert set(lengths[len(LENGTHS) : -1]) == {LENGTHS[-1]} and 0 < lengths[-1] <= LENGTHS[-1]
+    assert [number for part in ranges for number in part] == list(range(len(CONTENT)))
 
 
 @pytest.mark.parametrize("reader", ["read", "read_s3"])
@@ -159,7 +169,7 @@ def test_no_more_is_read_than_was_asked_for_whatever_the_server_sends(
     monkeypatch.setattr(ranged_read, "_read_at_most", spy)
     with pytest.raises(NoRanges):
         next(request.getfixturevalue(reader)(RangeSlots()))
-    assert set(sizes) == {101}
+    assert set(sizes) <= {length + 1 for length in LENGTHS} and sizes
 
 
 @pytest.mark.parametrize("ignores_ranges", [False, True])
