@@ -1,9 +1,7 @@
 """One open link between two processes, over a websocket: messages out, messages in, until it ends.
 
-Messages sent within one turn of the event loop leave in one frame, as an array, because a frame costs both ends as much
-as a hundred tokens. When a third frame would follow two others within LINGER_S, messages that ``may_wait`` wait for the
-end of that time: on a quiet link a token leaves at once, also behind an acknowledgement, and on a busy one it shares a
-frame.
+Messages sent within one turn of the event loop leave in one frame, as an array, and on a busy link those that
+``may_wait`` share later ones (``punica_serve.links.outgoing``).
 
 Messages that arrive are delivered in the socket's reading callback, without a queue and without another task's turn.
 
@@ -12,7 +10,6 @@ too long is cut off: it is frozen, or gone without closing. A peer that is merel
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -23,12 +20,9 @@ from punica_serve.errors import ProtocolError
 from punica_serve.errors.invariants import require
 from punica_serve.links.channel_state import DELIVERING, TRANSITIONS, ChannelState
 from punica_serve.links.frame_stream import FrameSocket
+from punica_serve.links.outgoing import OutgoingMessages
 from punica_serve.protocol import MAX_FRAME_BYTES, MAX_QUEUED_BYTES, Decoder, Heartbeat, Message, encode, join
 
-#: A step takes 10 ms or more, so nobody sees the delay.
-LINGER_S = 0.002
-#: Messages are joined up to this size, because a long frame delays the messages behind it.
-MAX_JOINED_BYTES = 64 << 10
 #: The event loop gets a turn after this many bytes have been delivered, in one frame or in many. Otherwise thousands of
 #: requests that are added again at once, or a flood of small ones, would delay the other links, whose peers would then
 #: look silent.
@@ -69,14 +63,10 @@ class Channel:
         self._rest: Rest | None = None
         #: Delivery continues in a later turn of the event loop.
         self._has_turn_due = False
-        self._outgoing: deque[bytes] = deque()
-        #: Size of the outgoing messages.
-        self.num_queued_bytes = 0
+        self._outgoing = OutgoingMessages()
         #: The call that will write them: in the next turn, or when they have lingered.
         self._flush_call: asyncio.Handle | None = None
         self._lingers = False
-        #: When the newest frame left, and the one before it.
-        self._last_frame_at = self._earlier_frame_at = 0.0
         #: Whether a frame was sent or received since the last look.
         self._has_sent = self._has_received = False
         self._cut_reason: str | None = None
@@ -107,12 +97,17 @@ class Channel:
 
     # -------------------------------------------------------------- out
 
+    @property
+    def num_queued_bytes(self) -> int:
+        """Size of the messages that wait to be sent."""
+        return self._outgoing.num_bytes
+
     def send(self, message: Message, *, may_wait: bool = False) -> None:
         """Queues a message, without ever waiting. Drops it unless the channel is open.
 
-        Messages leave in order. One that ``may_wait`` waits for up to LINGER_S, to share a frame with others. The link
-        is cut when the peer reads so slowly that MAX_QUEUED_BYTES wait. Raises ProtocolError for a message beyond
-        MAX_FRAME_BYTES, which does not affect the link.
+        Messages leave in order. One that ``may_wait`` may linger, to share a frame with others. The link is cut when
+        the peer reads so slowly that MAX_QUEUED_BYTES wait. Raises ProtocolError for a message beyond MAX_FRAME_BYTES,
+        which does not affect the link.
         """
         if self.state is not ChannelState.OPEN:
             return
@@ -121,18 +116,17 @@ class Channel:
             raise ProtocolError(
                 f"a {type(message).__name__} of {len(encoded)} bytes does not fit a frame of {MAX_FRAME_BYTES}"
             )
-        self.num_queued_bytes += len(encoded)
-        self._outgoing.append(encoded)
-        if self.num_queued_bytes > MAX_QUEUED_BYTES:
-            self._cut(f"the peer reads too slowly: {self.num_queued_bytes} bytes wait for it")
+        self._outgoing.add(encoded)
+        if self._outgoing.num_bytes > MAX_QUEUED_BYTES:
+            self._cut(f"the peer reads too slowly: {self._outgoing.num_bytes} bytes wait for it")
         elif self._flush_call is None or (self._lingers and not may_wait):
             self._schedule_flush(may_wait)
 
     def _schedule_flush(self, may_wait: bool) -> None:
-        """Writes queued messages in the loop's next turn, or, if they may wait, LINGER_S after the last but one."""
+        """Writes queued messages in the loop's next turn or, if they may wait, when they have lingered."""
         if self._flush_call is not None:
             self._flush_call.cancel()
-        flush_at = self._earlier_frame_at + LINGER_S
+        flush_at = self._outgoing.lingers_until
         self._lingers = may_wait and flush_at > self._loop.time()
         self._flush_call = (
             self._loop.call_at(flush_at, self._flush) if self._lingers else self._loop.call_soon(self._flush)
@@ -144,21 +138,10 @@ class Channel:
             self._flush_call.cancel()
             self._flush_call = None
         while self._outgoing and not self._socket.is_paused:
-            parts = self._take_for_a_frame()
-            self.num_queued_bytes -= sum(map(len, parts))
-            self._socket.write(join(parts))
-            self._earlier_frame_at, self._last_frame_at = self._last_frame_at, self._loop.time()
+            self._socket.write(join(self._outgoing.take_frame(self._loop.time())))
             self._has_sent = True
         if not self._outgoing and self.state is not ChannelState.OPEN:
             self._is_flushed.set()
-
-    def _take_for_a_frame(self) -> list[bytes]:
-        """The messages of the next frame; at least one is queued. A message too long to be joined goes alone."""
-        parts = [self._outgoing.popleft()]
-        num_bytes = len(parts[0])
-        while self._outgoing and (num_bytes := num_bytes + len(self._outgoing[0])) <= MAX_JOINED_BYTES:
-            parts.append(self._outgoing.popleft())
-        return parts
 
     # -------------------------------------------------------------- in
 
@@ -320,7 +303,7 @@ class Channel:
             num_silent = 0 if self._has_received else num_silent + 1
             if num_silent * self._links.heartbeat_s >= self._links.silence_s:
                 self._cut(f"the peer has sent nothing for {self._links.silence_s:g} s")
-            elif not self._has_sent and not self.num_queued_bytes:
+            elif not self._has_sent and not self._outgoing:
                 self.send(Heartbeat())
             self._has_sent = self._has_received = False
 

@@ -7,6 +7,7 @@ import pytest
 from fake_socket import FakeSocket, joined, rest_of, until_sent
 from punica_serve.errors import ProtocolError
 from punica_serve.links import channel as channel_module
+from punica_serve.links import outgoing
 from punica_serve.links.channel import Channel
 from punica_serve.protocol import CancelRequest, GetCluster, encode
 from waits import DEADLINE_S
@@ -22,7 +23,7 @@ async def test_messages_sent_in_one_turn_leave_in_one_frame(channel: Channel, so
 async def test_a_message_that_may_wait_leaves_at_once_on_a_quiet_link(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "LINGER_S", 0.0)
+    monkeypatch.setattr(outgoing, "LINGER_S", 0.0)
     channel.send(GetCluster(1))
     await until_sent(socket, 1)
     channel.send(GetCluster(2), may_wait=True)
@@ -32,7 +33,7 @@ async def test_a_message_that_may_wait_leaves_at_once_on_a_quiet_link(
 async def test_a_message_that_may_wait_shares_the_next_frame_on_a_busy_link(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "LINGER_S", 3600.0)
+    monkeypatch.setattr(outgoing, "LINGER_S", 3600.0)
     for i in range(2):
         channel.send(GetCluster(i))
         await until_sent(socket, i + 1)
@@ -48,7 +49,7 @@ async def test_a_message_that_may_wait_shares_the_next_frame_on_a_busy_link(
 async def test_tokens_behind_an_acknowledgement_leave_at_once(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "LINGER_S", 60.0)
+    monkeypatch.setattr(outgoing, "LINGER_S", 60.0)
     channel.send(GetCluster(1))
     await until_sent(socket, 1)
     channel.send(GetCluster(2), may_wait=True)
@@ -65,7 +66,7 @@ async def test_messages_that_wait_for_a_full_socket_leave_together_up_to_a_lengt
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *rest = [CancelRequest(letter * 30) for letter in "abcdefg"]
-    monkeypatch.setattr(channel_module, "MAX_JOINED_BYTES", 3 * len(encode(first)))
+    monkeypatch.setattr(outgoing, "MAX_JOINED_BYTES", 3 * len(encode(first)))
     socket.pause()
     channel.send(first)
     await asyncio.sleep(0)
@@ -80,7 +81,7 @@ async def test_messages_that_wait_for_a_full_socket_leave_together_up_to_a_lengt
 async def test_a_message_too_long_to_be_joined_goes_alone(
     channel: Channel, socket: FakeSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "MAX_JOINED_BYTES", 10)
+    monkeypatch.setattr(outgoing, "MAX_JOINED_BYTES", 10)
     messages = [CancelRequest(letter * 30) for letter in "abc"]
     for message in messages:
         channel.send(message)
