@@ -18,9 +18,7 @@ _START_BYTES = 1024
 _NO_LONG_REQUEST_BYTES = MAX_FRAME_BYTES // 2
 
 
-def refusal_on_arrival(
-    record: RequestRecord, state: ClusterState, max_queue: int, *, knows_gpus: bool
-) -> PunicaError | None:
+def refusal_on_arrival(record: RequestRecord, state: ClusterState, max_queue: int) -> PunicaError | None:
     """Why a request is not taken in, but for its tenant's quota; what GPUs hold counts once they are known."""
     if record.request_id in state.requests:
         return InvalidRequest("another frontend has a request of this id; ids must be unique", param="request_id")
@@ -32,6 +30,7 @@ def refusal_on_arrival(
     num_waiting = state.waiting.num_for_gpu
     if num_waiting >= max_queue:
         return OutOfCapacity(f"the queue for a GPU is full, with {counted(num_waiting, 'request')}; try again later")
+    knows_gpus = state.is_settled and bool(state.fleet.gpus)
     return refusal(record, state.fleet) if knows_gpus else None
 
 

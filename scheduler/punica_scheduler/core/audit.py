@@ -3,7 +3,8 @@
 from collections import Counter
 
 from punica_scheduler.core.cluster_state import ClusterState
-from punica_scheduler.core.request import RequestRecord, RequestState
+from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.request_state import RequestState
 from punica_serve.errors.invariants import require
 
 

@@ -15,7 +15,8 @@ from punica_scheduler.core.prefetch_hints import PrefetchHints
 from punica_scheduler.core.quarantine import PoisonQuarantine, poisoned, record_death
 from punica_scheduler.core.queues import QUEUES
 from punica_scheduler.core.quotas import Quotas
-from punica_scheduler.core.request import NUM_SUSPICIOUS_LOSSES, RequestRecord, RequestState, WaitReason
+from punica_scheduler.core.request import NUM_SUSPICIOUS_LOSSES, RequestRecord
+from punica_scheduler.core.request_state import RequestState, WaitReason
 from punica_scheduler.core.settings import SchedulerSettings
 from punica_scheduler.core.waiting import Waiting
 from punica_serve.errors import StoreUnavailable
@@ -49,6 +50,8 @@ class ClusterState:
         self._settings = settings
         self._event_log = event_log
         self._num_assignments = 0
+        #: All have had the time to come back after a restart. Until then nothing is placed.
+        self.is_settled = settings.settle_ns == 0
         self.fleet = Fleet(settings.prefill_budget)
         #: By request id.
         self.requests: dict[str, RequestRecord] = {}

@@ -52,8 +52,14 @@ class Placer:
         if outcome.barred:
             self._fleet.index.improved |= {self._fleet.gpus[uuid] for uuid in outcome.barred.values()}
 
-    def move_away(self, gpus: Collection[GpuRecord], outcome: Outcome) -> None:
+    def empty_draining(self, outcome: Outcome) -> None:
         """Moves the requests of draining GPUs to where there is room, but none past an older one that waits."""
+        gpus = self._fleet.draining
+        if not self._state.is_settled or not gpus:
+            return
+        for gpu in gpus:
+            self._waiting.release_pinned(gpu.uuid)
+            self._state.hints.lost(gpu)
         self._sort_out_too_large()  # the GPU is reserved for the first suspect that could run
         self._reserve_gpu()
         head = self._waiting.queue.head

@@ -5,7 +5,8 @@ from itertools import chain
 
 from punica_scheduler.core.arrival_queue import ArrivalQueue
 from punica_scheduler.core.queues import RequestQueue
-from punica_scheduler.core.request import RequestRecord, WaitReason
+from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.request_state import WaitReason
 from punica_serve.errors.invariants import require
 
 

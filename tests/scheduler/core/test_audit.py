@@ -6,7 +6,8 @@ import pytest
 
 from punica_scheduler.core import events
 from punica_scheduler.core.cluster_state import ClusterState
-from punica_scheduler.core.request import RequestRecord, RequestState, WaitReason
+from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.request_state import RequestState, WaitReason
 from punica_scheduler.core.scheduler import Scheduler
 from punica_scheduler.core.settings import SchedulerSettings
 from punica_serve.protocol import GpuInfo, Request, SamplingParams

@@ -1,6 +1,7 @@
 import pytest
 
-from punica_scheduler.core.request import TRANSITIONS, InvalidTransition, RequestRecord, RequestState
+from punica_scheduler.core.request import RequestRecord
+from punica_scheduler.core.request_state import TRANSITIONS, InvalidTransition, RequestState
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 

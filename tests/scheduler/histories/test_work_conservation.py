@@ -30,7 +30,7 @@ class WorkHistory(ClusterHistory):
 
     def observe(self, event: events.Event, actions: list[Action]) -> None:
         self.requests |= {each.assignment: each.request.request_id for each in actions if isinstance(each, Start)}
-        if not self.cluster.scheduler._is_settled:
+        if not self.state.is_settled:
             return
         taken = set(self.taken(event, actions))
         for record, uuid in self.heads():
