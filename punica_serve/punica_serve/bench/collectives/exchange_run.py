@@ -18,7 +18,7 @@ from punica_serve.bench.collectives.exchange_rank import ExchangeSettings, run_r
 from punica_serve.bench.collectives.exchange_ways import FLASHINFER, IN_TURN, WITH_NORM
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, ExchangeTimes, MeasuredGroup, choose
-from punica_serve.engine.ranks.flashinfer_module import compile_module
+from punica_serve.engine.ranks.flashinfer_module import compile_module, is_compiled
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
 from punica_serve.process.ctrl_c import ctrl_c_blocked
@@ -45,7 +45,7 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
     `engine.exchange_times`. Raises ConfigError if it can't be.
     """
     failures: list[str] = []
-    if FLASHINFER in settings.ways and (fault := _compile_fault()):
+    if FLASHINFER in settings.ways and (fault := _compile_fault(progress)):
         failures.append(fault)
         settings = replace(settings, ways=tuple(way for way in settings.ways if way != FLASHINFER))
     task = progress.add_task("collectives", total=settings.num_ranks * len(settings.ways) * len(settings.sizes))
@@ -75,12 +75,15 @@ def run_exchanges(settings: ExchangeSettings, progress: Progress, times_file: Pa
     )
 
 
-def _compile_fault() -> str | None:
-    """Compiles FlashInfer's kernels, once: minutes. Returns why that can't be done."""
+def _compile_fault(progress: Progress) -> str | None:
+    """Compiles FlashInfer's kernels where they are missing: minutes, once. Returns why that can't be done."""
+    task = progress.add_task("compiling FlashInfer's kernels", total=1)
     try:
-        compile_module()
-    except RuntimeError as error:
+        if not is_compiled():
+            compile_module()
+    except (ImportError, RuntimeError) as error:
         return f"{FLASHINFER}: {error}"
+    progress.advance(task)
     return None
 
 

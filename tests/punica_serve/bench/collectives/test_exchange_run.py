@@ -96,6 +96,7 @@ def test_two_processes_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("no nvcc")
 
+    monkeypatch.setattr(exchange_run, "is_compiled", lambda: False)
     monkeypatch.setattr(exchange_run, "compile_module", fail)
     ways = (*ON_CPU, "nccl_norm", FLASHINFER)  # nccl_norm's sums are gloo's here
     report = run_exchanges(ExchangeSettings("cpu", 2, ways, (256, 40960), num_replays=2), Progress(disable=True))
