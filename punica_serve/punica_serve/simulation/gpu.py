@@ -8,13 +8,11 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from punica_serve.batching_rules import give_pages, may_admit, take_missing
+from punica_serve.batching_rules import give_pages, may_admit
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
-from punica_serve.paging.page_rule import PageRule
 from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.paging.prefix_hash import prefix_hash
-from punica_serve.paging.shared_pages import SharedPagePool
 from punica_serve.performance.lora_load import LoraAccount, LoraLoad
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.prefill_chunks import PrefillBudget
@@ -25,6 +23,7 @@ from punica_serve.simulation.host_memory import SimulatedHostMemory
 from punica_serve.simulation.lora_residency import LoraResidency
 from punica_serve.simulation.planned_step import PlannedStep, Prefill, equivalent_tokens, prefills_of
 from punica_serve.simulation.row import Row
+from punica_serve.simulation.row_pages import RowPages
 
 
 class SimulatedStep(NamedTuple):
@@ -61,12 +60,8 @@ class SimulatedGpu:
         self._waiting: list[Row] = []  # by arrival
         #: Admitted requests that prefill or await their adapters.
         self._starting: list[Row] = []  # by arrival
-        self._rule = PageRule.of(info.page_size, info.window)
-        self._decodes = DecodeBatch(self._rule, vocab_size=vocab_size)
-        self._pool = SharedPagePool(info.num_kv_pages)
-        self.prefixes = PrefixCache(self._pool, info.page_size, self._rule.window)
-        #: Pages that rows got while they decoded. Which of them are whose matters only when a row leaves.
-        self._growth: list[int] = []
+        self._pages = RowPages(info)
+        self._decodes = DecodeBatch(self._pages.rule, vocab_size=vocab_size)
         #: Rows that get their first token in the step that runs.
         self._beginners: list[Row] = []
         self._plan: PlannedStep | None = None
@@ -78,17 +73,22 @@ class SimulatedGpu:
 
     @property
     def num_free_kv_pages(self) -> int:
-        return self._pool.num_free
+        return self._pages.num_free
 
     @property
     def num_shared_kv_pages(self) -> int:
         """Holders of pages beyond each page's first."""
-        return self._pool.num_shared
+        return self._pages.num_shared
 
     @property
     def num_known_kv_pages(self) -> int:
         """Pages that a request could find."""
-        return self._pool.num_known
+        return self._pages.num_known
+
+    @property
+    def prefixes(self) -> PrefixCache:
+        """What its requests find and leave behind."""
+        return self._pages.prefixes
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class SimulatedGpu:
 
         A request that outgrows the KvCache is preempted, and waits until its owner cancels it.
         """
-        capacity = self._rule.longest(self._info.num_kv_pages)
+        capacity = self._pages.rule.longest(self._info.num_kv_pages)
         if len(request.prompt_ids) >= capacity:
             message = f"the prompt's {len(request.prompt_ids)} tokens and an answer exceed the KvCache's {capacity}"
             raise InvalidRequest(message, param="prompt")
@@ -156,7 +156,7 @@ class SimulatedGpu:
         self._admit(now_s)
         if self._starting:
             self._join_decoding()
-        if self._rule.window is not None:
+        if self._pages.rule.window is not None:
             self._give_back()
         self._plan = (self._plan_prefills() if self._prefills_apart else None) or self._plan_decodes()
         return self._plan
@@ -187,10 +187,8 @@ class SimulatedGpu:
 
     def check_invariants(self) -> None:
         """Audits pages and queues; an AssertionError is a bug of ours."""
-        held = [page for row in self._rows.values() for page in row.pages[row.num_released :]]
-        self._pool.check_invariants([*held, *self._growth])
         num_pages = sum(row.num_pages - row.num_released for row in self._starting) + self._decodes.num_pages
-        require(num_pages == len(held) + len(self._growth), "pages are lost, or held twice")
+        self._pages.check_invariants(list(self._rows.values()), num_pages)
         require(not any(row.num_pages or row.pages for row in self._waiting), "a waiting request holds pages")
         num_running = len(self._starting) + len(self._decodes)
         require(num_running <= self._info.max_batch_size, f"{num_running} requests run")
@@ -202,7 +200,7 @@ class SimulatedGpu:
         while self._waiting:
             row = self._waiting[0]
             if not may_admit(
-                self._pages_to_take(row),
+                self._pages.num_to_admit(row),
                 num_free_pages=self.num_free_kv_pages,
                 num_running=len(self._starting) + len(self._decodes),
                 max_batch_size=self._info.max_batch_size,
@@ -213,17 +211,8 @@ class SimulatedGpu:
                     return
                 self._loras.acquire(row.adapter, now_s)
             del self._waiting[0]
-            self.prefixes.admit(row)
-            row.num_pages = self._rule.table_length(row.num_tokens + 1, row.num_cached)
-            row.pages += self._pool.allocate(row.num_pages - len(row.pages))
+            self._pages.admit(row)
             insort(self._starting, row, key=_by_arrival)
-
-    def _pages_to_take(self, row: Row) -> int:
-        """Free pages that a waiting row takes when it starts: none for known pages that others hold."""
-        num_pages = self._rule.to_start(row.num_tokens)
-        if num_pages <= self._pool.num_free:
-            return num_pages
-        return num_pages - self.prefixes.num_held(row)
 
     def _join_decoding(self) -> None:
         """Moves requests that need no prefill, because they have one token, to the decodes."""
@@ -238,7 +227,7 @@ class SimulatedGpu:
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = prefills_of(self._prefilling(), self.prefixes, self._prepare, self._prefill_budget, None)
+        prefills = prefills_of(self._prefilling(), self._pages, self._prefill_budget, None)
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
@@ -250,7 +239,7 @@ class SimulatedGpu:
         prefills: tuple[Prefill, ...] = ()
         if prefilling := self._prefilling():
             in_turn, max_prefills = self._turns.order(prefilling), self._info.max_prefills
-            prefills = prefills_of(in_turn, self.prefixes, self._prepare, self._prefill_budget, max_prefills)
+            prefills = prefills_of(in_turn, self._pages, self._prefill_budget, max_prefills)
             if prefills:
                 self._turns.take(prefilling, prefills[0].row)
         num_decodes = len(self._decodes)
@@ -267,7 +256,7 @@ class SimulatedGpu:
     def _prefill(self, row: Row, num_tokens: int) -> bool:
         """Counts a chunk. Returns whether it was the last; the row then gets a token, and is no longer starting."""
         row.num_cached += num_tokens
-        self.prefixes.name(row)
+        self._pages.prefixes.name(row)
         if row.num_cached < row.num_tokens:
             return False
         self._starting.remove(row)
@@ -276,20 +265,19 @@ class SimulatedGpu:
     def _give_back(self) -> None:
         """Takes back the pages that no row sees any more."""
         for row in self._starting:
-            self.prefixes.give_back(row)
+            self._pages.give_back(row)
         for row in self._decodes.releasing():
-            self._collect_growth(row)
-            self.prefixes.give_back(row)
+            self._pages.give_back(row)
             self._decodes.join(row)
 
     def _give_pages(self) -> tuple[int, ...]:
         """Gives rows the pages for their next tokens. Returns the keys of the requests preempted for it."""
-        lacking = self._lacking()
+        lacking = self._pages.lacking(self._starting)
         if not lacking and not self._decodes.num_pages_due:
             return ()
         preempted: list[Row] = []
         if not lacking and self._decodes.num_pages_due <= self.num_free_kv_pages:
-            self._growth += self._pool.allocate(self._decodes.num_pages_due)
+            self._pages.grow(self._decodes.num_pages_due)
         else:
             due = [*lacking, *((row, 1) for row in self._decodes.rows_due())]
             preempted = give_pages(
@@ -301,37 +289,12 @@ class SimulatedGpu:
         self._decodes.grow()
         return tuple([row.key for row in preempted])
 
-    def _lacking(self) -> list[tuple[Row, int]]:
-        """Rows that prefill and lack pages, and how many: only behind a window have they not had all at the start."""
-        if self._rule.window is None:
-            return []
-        return [(row, missing) for row in self._starting if (missing := self._num_missing(row)) > 0]
-
-    def _num_missing(self, row: Row) -> int:
-        return self._rule.table_length(row.num_tokens, row.num_cached) - row.num_pages
-
-    def _prepare(self, row: Row) -> bool:
-        """Takes known pages for a row; whether it then has the pages of its next chunk."""
-        self.prefixes.take(row)
-        self.prefixes.give_back(row)
-        row.num_pages = len(row.pages)
-        num_free = self.num_free_kv_pages
-        return take_missing(row, self._num_missing(row), num_free=num_free, give=self._take_pages)
-
     def _take_pages(self, row: Row, num_pages: int) -> None:
         """Takes pages for a row; the decode batch counts those of its own rows."""
-        pages = self._pool.allocate(num_pages)
         if row.key in self._decodes:
-            self._growth += pages
+            self._pages.grow(num_pages)
         else:
-            row.pages += pages
-            row.num_pages += num_pages
-
-    def _collect_growth(self, row: Row) -> None:
-        """Gives a row that is in no batch the pages that it got while it decoded."""
-        first = len(self._growth) - (row.num_pages - len(row.pages))
-        row.pages += self._growth[first:]
-        del self._growth[first:]
+            self._pages.take(row, num_pages)
 
     def _preempt_newest(self) -> Row:
         """Preempts the newest running request."""
@@ -352,9 +315,7 @@ class SimulatedGpu:
 
     def _release(self, row: Row) -> None:
         """Frees the pages and the adapter of a row that no longer runs."""
-        self._collect_growth(row)
-        self.prefixes.release(row)
-        row.num_pages = 0
+        self._pages.release(row)
         if row.digest is not None:
             self._loras.release(row.digest)
 

@@ -1,12 +1,12 @@
 """A step of a simulated GPU: which prefills it runs, and with how many decodes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from punica_serve.batching_rules import share_budget
-from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.simulation.row import Row
+from punica_serve.simulation.row_pages import RowPages
 
 
 class Prefill(NamedTuple):
@@ -36,19 +36,14 @@ class PlannedStep(NamedTuple):
 
 
 def prefills_of(
-    prefilling: Iterable[Row],
-    prefixes: PrefixCache,
-    prepare: Callable[[Row], bool],
-    budget: PrefillBudget,
-    max_prefills: int | None,
+    prefilling: Iterable[Row], pages: RowPages, budget: PrefillBudget, max_prefills: int | None
 ) -> tuple[Prefill, ...]:
     """The prefills of a step, by the engine's rule.
 
-    ``prefilling``: those that could prefill, in the order in which they are looked at. ``prepare``: takes known pages
-    for a row, and says whether it has those of its next chunk.
+    ``prefilling``: those that could prefill, in the order in which they are looked at; ``pages``: theirs.
     """
-    prepared = filter(prepare, prefilling)
-    shares = share_budget(prepared, budget, max_prefills=max_prefills, awaits=prefixes.awaits)
+    prepared = filter(pages.prepare, prefilling)
+    shares = share_budget(prepared, budget, max_prefills=max_prefills, awaits=pages.prefixes.awaits)
     return tuple([Prefill(row, num_tokens) for row, num_tokens in shares])
 
 
