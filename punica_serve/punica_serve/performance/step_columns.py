@@ -36,7 +36,7 @@ class StepTimeColumns:
         """Seconds of a step of each batch; 0 for an empty one."""
         return self._decodes(batches) + self._lora_s(batches.lora)
 
-    def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
+    def prefill_s(self, num_tokens: float, size: AdapterSize) -> float:
         """Seconds of a step of one prefill alone; NO_ADAPTER runs the base model."""
         return self._model.step_s(num_tokens, 0, 0, NO_LORA if size is NO_ADAPTER else LoraLoad().with_row(size))
 

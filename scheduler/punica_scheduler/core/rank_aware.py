@@ -6,13 +6,15 @@ from itertools import chain
 
 import numpy as np
 
-from punica_scheduler.core.decode_batch import decode_batch
+from punica_scheduler.core.decode_batch import DecodeBatch, decode_batch
 from punica_scheduler.core.gpu import GpuRecord
+from punica_scheduler.core.gpu_columns import GpuColumns
 from punica_scheduler.core.gpu_index import GpuIndex
 from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.request import RequestRecord
 from punica_scheduler.core.step_costs import StepCosts
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
+from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
 
 #: Seconds that a broken promise costs each request: far more than any step.
 PENALTY_S = 1.0
@@ -25,30 +27,37 @@ class RankAwarePlacement(Placement):
     With S the requests of a GPU that run and Q those that wait for their prefills, the cost of request r is
     |S + Q| * (dPre / typical answer + dDec + penalty), where dPre = PrePerf(Q + r) - PrePerf(Q),
     dDec = DecPerf(S + Q + r) - DecPerf(S + Q), and the penalty is due if DecPerf(S + Q + r) exceeds the tightest time
-    per token promised to any of them. Where prefills run beside decodes, a step has
-    one, so PrePerf(Q) is a sum and dPre is r's own prefill. Where they run apart, PrePerf(Q) is one step for the whole
-    queue, so a place in a queue is cheaper than the start of one. A request whose prefill may be under way counts
-    among S: no newcomer can share its step. An empty GPU costs 0.
+    per token promised to any of them.
+
+    Where prefills run beside decodes, PrePerf(Q) is a sum and dPre is r's own prefill: all its chunks, in steps of
+    which a typical answer has no more than its tokens. The time per token that the penalty looks at is then longer by
+    the chunks of r and of Q: their number is the same in whichever turns they come. And the cost counts the turns: r
+    and those before it wait for each other, in as many steps as the shorter of them takes.
+
+    Where prefills run apart, PrePerf(Q) is one step for the whole queue, so a place in a queue is cheaper than the
+    start of one. A request whose prefill may be under way counts among S: no newcomer can share its step. An empty GPU
+    costs 0.
     """
 
     costs: StepCosts
     #: GPUs that have the adapter, or whose worker has it in host memory, go before all others.
     adapters_on_host: bool = False
-    num_figures = 9
+    num_figures = 10
 
     def figures_of(self, gpu: GpuRecord) -> tuple[float, ...]:
-        load, batch = gpu.load_sums, decode_batch(gpu)
-        num_queued = load.prefills.num_tokens_from(gpu.next_step) if self.costs.prefills_apart else 0
-        return *batch[:2], *batch.lora, num_queued, load.tightest_s, self.costs.step_s(0, *batch)
+        batch = decode_batch(gpu)
+        step_s = self.costs.step_s(0, *batch)
+        return *batch[:2], *batch.lora, *self._queue_of(gpu, batch, step_s), gpu.load_sums.tightest_s, step_s
 
     def candidates(self, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:
         columns = index.columns(self)
-        num_rows, context, lora_rows, sum_ranks, max_rank, num_pages, num_queued, tightest_s, before_s = columns
+        num_rows, context, lora_rows, sum_ranks, max_rank, num_pages, *queue, tightest_s, before_s = columns
         batches = BatchColumns(num_rows, context, LoraColumns(lora_rows, sum_ranks, max_rank, num_pages))
         after_s = self.costs.decode_s(batches.with_row(record.num_tokens, record.adapter_size))
-        added_s = after_s - before_s + self._added_prefill_s(record, num_queued) / index.typical.num_answer
+        token_s, prefill_s, turns_s = self._held_up(record, after_s, queue, columns, index.typical.num_answer)
+        added_s = after_s - before_s + prefill_s
         promised_s = np.minimum(tightest_s, record.time_per_token_s or np.inf)
-        cost = num_rows * (added_s + PENALTY_S * (after_s > promised_s))
+        cost = num_rows * (added_s + PENALTY_S * (token_s > promised_s)) + turns_s
         empty = (gpu for gpu in index.prefixes.knowing(record) if not gpu.working_set)  # these alone cost 0, all alike
         cost = columns.prefer(np.where(columns.with_room(record), cost, np.inf), empty)
         if not self.adapters_on_host or record.digest is None:
@@ -57,8 +66,44 @@ class RankAwarePlacement(Placement):
         near, far = np.where(is_near, cost, np.inf), np.where(is_near, np.inf, cost)
         return chain(columns.in_order(near), columns.in_order(far))
 
-    def _added_prefill_s(self, record: RequestRecord, num_queued: Column) -> Column | float:
-        """dPre, in seconds."""
+    def _queue_of(self, gpu: GpuRecord, batch: DecodeBatch, step_s: float) -> tuple[float, float]:
+        """Steps of the prefills that the GPU has before it, and seconds by which they hold up decodes; where prefills
+        run apart, the tokens with which a newcomer's can share a step, and nothing.
+        """
+        prefills = gpu.load_sums.prefills
         if self.costs.prefills_apart:
-            return self.costs.queue_s(num_queued + record.num_tokens) - self.costs.queue_s(num_queued)
-        return self.costs.prefill_s(record.num_tokens, record.adapter_size)
+            return prefills.num_tokens_from(gpu.next_step), 0.0
+        num_steps, pause_s = 0, 0.0
+        for due in prefills:
+            num_chunks, num_tokens = _chunks(prefills.budget, due.num_cached, due.num_uncached)
+            num_steps += num_chunks
+            pause_s += num_chunks * max(0.0, self.costs.step_s(num_tokens, *batch) - step_s)
+        return num_steps, pause_s
+
+    def _held_up(
+        self, record: RequestRecord, after_s: Column, queue: list[Column], columns: GpuColumns, num_answer: float
+    ) -> tuple[Column, Column | float, Column | float]:
+        """The time per token with the prefills that are due, what the request's own adds to that of each other, and
+        what it and those before it wait for each other's turns, all in seconds for each token of a typical answer.
+        """
+        if self.costs.prefills_apart:
+            added_s = self.costs.queue_s(queue[0] + record.num_tokens) - self.costs.queue_s(queue[0])
+            return after_s, added_s / num_answer, 0.0
+        budget = columns[0].prefill_budget if len(columns) else WHOLE_PROMPTS  # all GPUs chunk alike
+        num_steps, num_tokens = _chunks(budget, 0, record.num_tokens)
+        chunk_s = self.costs.prefill_s(num_tokens, record.adapter_size)
+        num_due, due_s = queue
+        num_prefills = num_due + num_steps
+        # Nobody is held up in more steps than it has tokens.
+        pause_s = (due_s + num_steps * np.maximum(0.0, chunk_s - after_s)) / num_prefills
+        token_s = after_s + pause_s * np.minimum(1.0, num_prefills / num_answer)
+        turns_s = 2.0 * np.minimum(num_due, num_steps) * chunk_s / num_answer
+        return token_s, chunk_s * min(1.0, num_steps / num_answer), turns_s
+
+
+def _chunks(budget: PrefillBudget, start: int, num_tokens: int) -> tuple[int, float]:
+    """The steps that a prompt takes behind ``start`` of its tokens, in whichever turns, and the tokens at a prompt's
+    beginning to which each is equivalent.
+    """
+    num_steps = budget.num_steps(start, num_tokens)
+    return num_steps, budget.equivalent_tokens(start, num_tokens, num_steps)

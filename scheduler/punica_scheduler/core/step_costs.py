@@ -25,5 +25,5 @@ class StepCosts(Protocol):
     def queue_s(self, num_tokens: Column) -> Column:
         """A step of prefills of so many tokens together, without LoRA; 0 for none."""
 
-    def prefill_s(self, num_tokens: int, size: AdapterSize) -> float:
+    def prefill_s(self, num_tokens: float, size: AdapterSize) -> float:
         """A step of one prefill alone; NO_ADAPTER runs the base model."""

@@ -17,12 +17,14 @@ from punica_scheduler.core.placement import Placement
 from punica_scheduler.core.rank_aware import RankAwarePlacement
 from punica_scheduler.core.request import RequestRecord
 from punica_serve.performance.step_columns import StepTimeColumns
+from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
 from punica_serve.protocol import Slo
 
 COSTS = StepTimeColumns(step_times())
 RANK_AWARE, CONSOLIDATE_SLO = RankAwarePlacement(COSTS), ConsolidateSloPlacement(COSTS)
 NEAR_FIRST = replace(RANK_AWARE, adapters_on_host=True)
 UUIDS = "ABCDEF"
+CHUNKS = PrefillBudget(40)
 
 #: A request: its adapter's rank and number, tokens of its prompt, promises in ms.
 Asked = tuple[int, int, int, float | None, float | None]
@@ -53,7 +55,8 @@ def request(placed: PlacedRequests, asked: Asked) -> RequestRecord:
 @st.composite
 def fleets(draw: st.DrawFn) -> PlacedRequests:
     """Six GPUs whose places, LoRA pages and KvCache pages run short. Columns are looked at before they change."""
-    placed = PlacedRequests(UUIDS, batch=5, kv_pages=128, lora_pages=draw(st.sampled_from([0, 16, 24, 1024])))
+    budget, lora_pages = draw(st.sampled_from([WHOLE_PROMPTS, CHUNKS])), draw(st.sampled_from([0, 16, 24, 1024]))
+    placed = PlacedRequests(UUIDS, batch=5, kv_pages=128, lora_pages=lora_pages, prefill_budget=budget)
     running = []
     for uuid, asked, begins in draw(RUNS):
         record = request(placed, asked)

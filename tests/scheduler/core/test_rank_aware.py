@@ -6,10 +6,12 @@ import pytest
 
 from placed_requests import PlacedRequests
 from punica_scheduler.core.rank_aware import RankAwarePlacement
+from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_columns import StepTimeColumns
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import Slo
+from punica_serve.shapes import shape_of
 
 
 def rank_aware(profile: str = "a10-7b-unpadded") -> RankAwarePlacement:
@@ -105,6 +107,54 @@ def test_where_prefills_run_beside_decodes_a_queue_makes_none_cheaper() -> None:
         counter = placed.run(uuid, placed.request(rank=8))
     placed.begin("B", counter)
     assert placed.order(rank_aware("h200-7b"), placed.request(rank=8)) == "BA"
+
+
+def chunking(uuids: str) -> PlacedRequests:
+    """GPUs with a Llama-2-7B that cut prompts into chunks of 512 tokens and less."""
+    return PlacedRequests(uuids, kv_pages=1 << 17, prefill_budget=prefill_budget_of(shape_of("llama-2-7b"), 512))
+
+
+def decode(placed: PlacedRequests, uuid: str, num: int, slo: Slo | None = None) -> None:
+    for _ in range(num):
+        placed.begin(uuid, placed.run(uuid, placed.request(rank=16, slo=slo)))
+
+
+def test_the_chunks_of_a_long_prompt_break_promises_of_who_decodes_beside_them() -> None:
+    """A decode takes 4.5 ms here, and 15 beside a chunk: a prompt of 32,000 tokens takes 155 such steps."""
+    placed = chunking("AB")
+    decode(placed, "A", 2, Slo(time_per_token_s=0.012))
+    decode(placed, "B", 8)
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16, prompt=100)) == "AB"
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16, prompt=32_000)) == "BA"
+
+
+def test_a_request_with_a_promise_stays_away_from_long_prompts_that_come_in() -> None:
+    placed = chunking("AB")
+    decode(placed, "A", 1)
+    counter = placed.run("A", placed.request(rank=16, prompt=32_000))
+    decode(placed, "B", 8)
+    promised = Slo(time_per_token_s=0.012)
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16)) == "AB"
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16, slo=promised)) == "BA"
+    placed.begin("A", counter)
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16, slo=promised)) == "AB", "it has come in"
+
+
+def test_two_long_prompts_take_turns_so_a_second_one_goes_elsewhere() -> None:
+    placed = chunking("AB")
+    decode(placed, "A", 2)
+    decode(placed, "B", 1)
+    placed.run("B", placed.request(rank=16, prompt=32_000))
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16, prompt=32_000)) == "AB"
+    placed.begin("A", placed.run("A", placed.request(rank=16)))
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16)) == "BA", "a short one waits for one step"
+
+
+def test_nobody_is_held_up_in_more_steps_than_it_has_tokens() -> None:
+    placed = chunking("AB")
+    decode(placed, "A", 2, Slo(time_per_token_s=0.030))
+    decode(placed, "B", 8)
+    assert placed.order(rank_aware("h200-7b"), placed.request(rank=16, prompt=200_000)) == "AB"
 
 
 def test_by_a_switch_gpus_whose_hosts_have_the_adapter_go_first() -> None:
