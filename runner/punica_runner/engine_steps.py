@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.step_loop import StepLoop
 from punica_runner.supervisor_link import SupervisorLink
+from punica_runner.worker_options import WorkerOptions
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.early_ranks import EarlyRanks
@@ -34,40 +35,33 @@ IDLE_WAIT_S = 1.0
 
 
 def run(
-    config: EngineConfig,
-    batch_limit: str,
-    device: str,
-    runner_id: str,
-    index: int,
-    link: SupervisorLink,
-    cache_folder: Path,
-    cache_bytes: int,
-    otlp_endpoint: str | None,
-    early: EarlyRanks | None,
+    options: WorkerOptions,
     settings: GroupSettings,
+    link: SupervisorLink,
+    early: EarlyRanks | None,
     on_loss: Callable[[PunicaError], None],
 ) -> NoReturn:
     """Makes the engine, reports that it is ready, and steps forever. Raises ConfigError and ModelRejected.
 
-    ``batch_limit``: what the config's batch size is limited by; "max_batch_size" if `auto` has not chosen it.
-    Packed adapters are kept below ``cache_folder``, which with all that the host has there takes ``cache_bytes``.
     ``early`` are the other ranks of a group, and ``settings`` their deadlines. ``on_loss`` is called on another thread
     when one of them is lost.
     """
     clock = StartClock(process_age_s())
-    size, limit = _batch(config, batch_limit, device)
-    config = config.model_copy(update={"max_batch_size": size})
-    packed_cache, devices = PackedCache(cache_folder, cache_bytes), ranks_of(device)
+    config, limit = _sized(options)
     if settings.rendezvous is not None:
         config = config.model_copy(update={"exchange": "nccl"})  # the others need memory that GPUs of one host map
-    others = RankProcesses(config, devices, settings, packed_cache, early) if early is not None else None
+    devices = ranks_of(options.device)
+    others = RankProcesses(config, devices, settings, options.cache, early) if early is not None else None
     fetch = others.fetching(link.fetch) if others is not None else link.fetch
-    engine = _make_engine(config, device, fetch, packed_cache, others, on_loss, clock)
-    gpu = replace(_describe(engine, config, device, runner_id, index), batch_limit=limit)
+    engine = _make_engine(config, options.device, fetch, options.cache, others, on_loss, clock)
+    gpu = replace(_describe(engine, config, options.device, options.runner_id, options.index), batch_limit=limit)
     link.wake = engine.wake
     freeze_gc()
     link.send([WorkerReady(gpu)])
-    loop = StepLoop(engine, gpu.uuid, gpu.name, span_sink("worker", otlp_endpoint))
+    _step_forever(engine, StepLoop(engine, gpu.uuid, gpu.name, span_sink("worker", options.otlp_endpoint)), link)
+
+
+def _step_forever(engine: "Engine", loop: StepLoop, link: SupervisorLink) -> NoReturn:
     while True:
         while engine.wait_for_requests():
             link.send(loop.apply(link.commands()))
@@ -80,16 +74,20 @@ def run(
             engine.wait(IDLE_WAIT_S)
 
 
-def _batch(config: EngineConfig, limit: str, device: str) -> tuple[int, str]:
-    """The batch size, and what limits it: for `auto` also the device's memory. Raises ConfigError."""
+def _sized(options: WorkerOptions) -> tuple[EngineConfig, str]:
+    """The engine's config with its batch size, and what limits that: for `auto` also the device's memory.
+
+    Raises ConfigError.
+    """
+    config, limit = options.engine, options.batch_limit
     if limit == "max_batch_size":
-        return config.max_batch_size, limit
+        return config, limit
     from punica_serve.engine.memory.auto_batch_memory import largest_that_fits
 
-    size = largest_that_fits(config, ranks_of(device))
+    size = largest_that_fits(config, ranks_of(options.device))
     limit = limit if size == config.max_batch_size else "memory"
     log.info("a step has up to %d requests; more are limited by %s", size, limit)
-    return size, limit
+    return config.model_copy(update={"max_batch_size": size}), limit
 
 
 def _make_engine(

@@ -6,10 +6,9 @@ from typing import NoReturn
 
 from punica_runner.device_names import gpu_name, host_uuid
 from punica_runner.supervisor_link import SupervisorLink
+from punica_runner.worker_options import WorkerOptions
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.prefill_budget import prefill_budget_of
-from punica_serve.config.engine_section import EngineConfig
-from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.protocol import WorkerReady
@@ -21,27 +20,22 @@ IDLE_WAIT_S = 1.0
 _MAX_LAG_S = 0.1
 
 
-def run(
-    engine: EngineConfig,
-    batch_limit: str,
-    simulation: SimulationConfig,
-    runner_id: str,
-    index: int,
-    link: SupervisorLink,
-) -> NoReturn:
+def run(options: WorkerOptions, link: SupervisorLink) -> NoReturn:
     """Reports that the simulated GPU is ready, and steps forever. Raises ConfigError and ModelRejected."""
-    names = (host_uuid("SIM", runner_id, index), gpu_name(runner_id, index))
+    engine, place = options.engine, (options.runner_id, options.index)
     model = read_model_config(engine.model)
-    info = simulated_gpu_info(engine, model, *names, batch_limit=batch_limit)
+    info = simulated_gpu_info(
+        engine, model, host_uuid("SIM", *place), gpu_name(*place), batch_limit=options.batch_limit
+    )
     worker = SimulatedWorker(
         info,
-        StepTimeModel(load_profile(simulation.profile)),
+        StepTimeModel(load_profile(options.simulation.profile)),
         prefill_budget=prefill_budget_of(model, engine.prefill_budget_tokens),
         vocab_size=model.vocab_size,
     )
     has_work = threading.Event()
     link.wake = has_work.set
-    clock = Clock(simulation.speed)
+    clock = Clock(options.simulation.speed)
     link.send([WorkerReady(info)])
     while True:
         has_work.clear()

@@ -5,7 +5,6 @@ step from a frozen process. When the pipe ends, the process ends: a worker never
 a step hangs.
 """
 
-import argparse
 import contextlib
 import os
 import signal
@@ -14,20 +13,17 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from punica_runner import engine_steps, simulated_steps
 from punica_runner.pipes import WorkerPipe
 from punica_runner.supervisor_link import SupervisorLink
-from punica_serve.config.engine_section import EngineConfig
-from punica_serve.config.runner_section import RunnerConfig
-from punica_serve.config.simulation_section import SimulationConfig
+from punica_runner.worker_options import WorkerOptions
 from punica_serve.engine.ranks.early_ranks import EarlyRanks
 from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError, ModelRejected, PunicaError
-from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
+from punica_serve.process.logs import configure_logging
 from punica_serve.process.parent_death import end_with_parent
 from punica_serve.process.run import cluster_token
 from punica_serve.protocol import SIMULATED_DEVICE, SupervisorToWorker, WireError, WorkerFailed
@@ -40,7 +36,7 @@ _SIGNAL_EVERY_S = 0.05
 
 def run(arguments: Sequence[str], others: EarlyRanks | OSError | None) -> NoReturn:
     """``others``: the ranks of its group, which have been started, or why they can't be."""
-    options = _parse(arguments)
+    options = WorkerOptions.parse(arguments)
     configure_logging(f"worker {options.index}", options.log_level, options.log_format)
     _end_with_supervisor()
     pipe = WorkerPipe(options.read_fd, options.write_fd, SupervisorToWorker)
@@ -58,25 +54,6 @@ def run(arguments: Sequence[str], others: EarlyRanks | OSError | None) -> NoRetu
         if not isinstance(error, RankLost):  # which says it all
             traceback.print_exc()
         _fail(pipe, error, permanent=False)
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="punica_runner.worker", description="Started by the runner, not by hand.")
-    parser.add_argument("--engine-config", required=True, type=EngineConfig.model_validate_json, help="JSON")
-    parser.add_argument("--batch-limit", required=True, help="what its max_batch_size is limited by")
-    parser.add_argument("--simulation", required=True, type=SimulationConfig.model_validate_json, help="JSON")
-    parser.add_argument("--runner-config", required=True, type=RunnerConfig.model_validate_json, help="JSON")
-    parser.add_argument("--device", required=True, help="cpu, cuda:0, simulated, or a group such as cuda:0,cuda:1")
-    parser.add_argument("--runner-id", required=True)
-    parser.add_argument("--index", required=True, type=int, help="which of the runner's devices this is")
-    parser.add_argument("--log-level", required=True, type=LogLevel)
-    parser.add_argument("--log-format", required=True, type=LogFormat)
-    parser.add_argument("--cache-folder", required=True, type=Path, help="the host's adapters on disk")
-    parser.add_argument("--cache-bytes", required=True, type=int, help="all that this folder may take")
-    parser.add_argument("--otlp-endpoint")
-    parser.add_argument("--read-fd", required=True, type=int)
-    parser.add_argument("--write-fd", required=True, type=int)
-    return parser.parse_args(arguments)
 
 
 def _end_with_supervisor() -> None:
@@ -112,30 +89,19 @@ def _end() -> NoReturn:
     os._exit(1)
 
 
-def _serve(options: argparse.Namespace, pipe: WorkerPipe, link: SupervisorLink, others: EarlyRanks | None) -> NoReturn:
+def _serve(options: WorkerOptions, pipe: WorkerPipe, link: SupervisorLink, others: EarlyRanks | None) -> NoReturn:
     if options.device == SIMULATED_DEVICE:
-        simulated_steps.run(
-            options.engine_config, options.batch_limit, options.simulation, options.runner_id, options.index, link
-        )
-    engine_steps.run(
-        options.engine_config,
-        options.batch_limit,
-        options.device,
-        options.runner_id,
-        options.index,
-        link,
-        options.cache_folder,
-        options.cache_bytes,
-        options.otlp_endpoint,
-        others,
-        _group_settings(options),
-        lambda loss: _fail(pipe, loss, permanent=isinstance(loss, ConfigError)),
-    )
+        simulated_steps.run(options, link)
+
+    def on_loss(loss: PunicaError) -> NoReturn:
+        _fail(pipe, loss, permanent=isinstance(loss, ConfigError))
+
+    engine_steps.run(options, _group_settings(options), link, others, on_loss)
 
 
-def _group_settings(options: argparse.Namespace) -> GroupSettings:
+def _group_settings(options: WorkerOptions) -> GroupSettings:
     """The deadlines of a group, and where its hosts meet. Raises ConfigError if the cluster's token can't be read."""
-    runner: RunnerConfig = options.runner_config
+    runner = options.runner
     rendezvous = Rendezvous.of(runner.rendezvous, cluster_token()) if runner.rendezvous is not None else None
     name = f"worker {options.index} rank"
     return GroupSettings.of_runner(runner, name, options.log_level, options.log_format, rendezvous)
