@@ -28,3 +28,7 @@ def test_partial_sums_are_added_before_they_change_their_layout(lines: list[list
 def test_of_programs_that_take_tiles_in_turns_no_weights_spill(lines: list[list[int]]) -> None:
     """Two words do, which are read again for each block of columns of a tile of several rows. Weights take 64 a row."""
     assert max(lines[1]) <= 8
+
+
+def test_within_the_activation_nothing_spills(lines: list[list[int]]) -> None:
+    assert not any(lines[2])

@@ -1,5 +1,6 @@
-"""Compiles SGMV's expand for an H200 and prints two lines: how often it changes a tensor's layout, for each number of
-splits, and how many bytes spill where programs take tiles in turns, for each number of slices.
+"""Compiles SGMV's expand for an H200 and prints three lines: how often it changes a tensor's layout, for each number of
+splits; how many bytes spill where programs take tiles in turns, for each number of slices; and how many spill within
+the activation, for decodes and for a prompt.
 """
 
 import re
@@ -12,15 +13,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from punica_kernels.gpu.sgmv_config import expand_config
+from punica_kernels.gpu.sgmv_activation import sgmv_activation
+from punica_kernels.gpu.sgmv_config import activation_config, expand_config
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
 from punica_kernels.lora_table import LoraTableShape
 
 SPLITS = (4, 8, 16)
 SLICES = (2, 3)
+#: Of 256 decodes and of a prompt of 512 beside 31, with room for ranks to 128.
+ACTIVATION_SHAPES = (LoraTableShape(256, 256, 16), LoraTableShape(543, 33, 16))
 _TYPES = {
-    **{"y": "*bf16", "v": "*fp32", "b": "*bf16", "tiles": "*i32"},
-    **{"max_tiles": "i32", "y_stride": "i32", "page_stride": "i32"},
+    **{"y": "*bf16", "out": "*bf16", "gate_up": "*bf16", "v": "*fp32", "b": "*bf16", "tiles": "*i32"},
+    **dict.fromkeys(("max_tiles", "y_stride", "out_stride", "gate_up_stride", "page_stride"), "i32"),
 }
 _CONSTANTS = {
     **{"END_0": 4096, "END_1": 4096, "END_2": 4096, "TILE_WORDS": 7, "SLICES": 1, "MAX_RANKS": 16},
@@ -29,18 +33,20 @@ _CONSTANTS = {
 }
 
 
-def compiled(changes: dict[str, Any], **options: int) -> dict[str, str]:
+def compiled(kernel: Any, constants: dict[str, Any], **options: int) -> dict[str, str]:
     """The code by stage."""
-    names = sgmv_expand.arg_names
+    names = kernel.arg_names
     signature = {name: _TYPES.get(name, "constexpr") for name in names}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in _TYPES if name != "max_tiles"}
-    source = ASTSource(sgmv_expand, signature, {**_CONSTANTS, **changes}, aligned)
+    aligned = [name for name in names if name in _TYPES and name != "max_tiles"]
+    source = ASTSource(
+        kernel, signature, constants, {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    )
     code: dict[str, str] = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
     return code
 
 
 def count_conversions(split_k: int) -> int:
-    return compiled({"SPLIT_K": split_k}, num_warps=1)["ttgir"].count("ttg.convert_layout")
+    return compiled(sgmv_expand, {**_CONSTANTS, "SPLIT_K": split_k}, num_warps=1)["ttgir"].count("ttg.convert_layout")
 
 
 def spilled_bytes(num_slices: int) -> int:
@@ -50,7 +56,22 @@ def spilled_bytes(num_slices: int) -> int:
     ends = {f"END_{number}": 4096 * min(number + 1, num_slices) for number in range(3)}
     blocks = {"BLOCK_N": config.block_n, "TILE_N": config.tile_n, "LOG2_BLOCKS": config.log2_blocks}
     step = {"SPLIT_K": config.split_k, "SLICES": num_slices, "ACCUMULATE": False, "IN_TURNS": True}
-    code = compiled({**ends, **blocks, **step}, num_warps=config.num_warps, maxnreg=config.max_registers)
+    constants = {**_CONSTANTS, **ends, **blocks, **step}
+    return _spilled(compiled(sgmv_expand, constants, num_warps=config.num_warps, maxnreg=config.max_registers))
+
+
+def spilled_by_activation(shape: LoraTableShape) -> int:
+    config = activation_config(shape, 11008)
+    constants = {
+        **{"WIDTH": 11008, "GELU": False, "TILE_WORDS": shape.tile_words, "MAX_RANKS": shape.max_ranks},
+        **{"SPLIT_K": config.split_k, "BLOCK_N": config.block_n, "TILE_N": config.tile_n},
+        **{"LOG2_BLOCKS": config.log2_blocks, "PDL_WAIT": False, "PDL_TRIGGER": True},
+    }
+    return _spilled(compiled(sgmv_activation, constants, num_warps=config.num_warps, maxnreg=config.max_registers))
+
+
+def _spilled(code: dict[str, str]) -> int:
+    """Bytes."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(code["ptx"])
         file.flush()
@@ -60,5 +81,9 @@ def spilled_bytes(num_slices: int) -> int:
 
 
 if __name__ == "__main__":
-    lines = [*map(count_conversions, SPLITS)], [*map(spilled_bytes, SLICES)]
+    lines = (
+        [*map(count_conversions, SPLITS)],
+        [*map(spilled_bytes, SLICES)],
+        [*map(spilled_by_activation, ACTIVATION_SHAPES)],
+    )
     sys.stdout.write("\n".join(" ".join(map(str, line)) for line in lines))

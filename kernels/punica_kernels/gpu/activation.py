@@ -66,9 +66,16 @@ def _gate_and_mul(
         delta += row * delta_stride + columns
         gate += tl.load(delta, mask=mask, other=0.0).to(tl.float32)
         up += tl.load(delta + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    activated = gated(gate, up, GELU, out.dtype.element_ty)
+    tl.store(out + row * out_stride + columns, activated, mask=mask)
+
+
+@triton.jit
+def gated(gate, up, GELU: tl.constexpr, dtype: tl.constexpr):
+    """activation(gate) * up of float32 numbers, rounded to ``dtype``, as the activation is before."""
     # gelu's 0.5 * (1 + tanh(y)) is the sigmoid of 2y, with y = sqrt(2 / pi) * (x + 0.044715 x^3).
     logit = gate
     if GELU:
         logit = tl.maximum(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate), -80.0)
-    activated = (gate / (1.0 + tl.exp(-logit))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * out_stride + columns, (activated * up).to(out.dtype.element_ty), mask=mask)
+    activated = (gate / (1.0 + tl.exp(-logit))).to(dtype).to(tl.float32)
+    return (activated * up).to(dtype)

@@ -75,7 +75,7 @@ def shrink_embedding(v: Tensor, token_ids: Tensor, a_pages: Tensor, table: LoraT
     require_shape("token_ids", token_ids, table.shape.max_rows)
     require_dense_rows(token_ids=token_ids)
     _check_pages("a_pages", a_pages)
-    _check_v(v, 1, table)
+    check_v(v, 1, table)
     sgmv_embedding_shrink[(table.shape.max_rank_blocks,)](
         v,
         token_ids,
@@ -160,21 +160,26 @@ def _check_shrink(v: Tensor, x: Tensor, a_pages: Tensor, table: LoraTable) -> No
     require_shape("x", x, table.shape.max_rows, a_pages.shape[3])
     require_dense_rows(x=x)
     _check_pages("a_pages", a_pages)
-    _check_v(v, a_pages.shape[1], table)
+    check_v(v, a_pages.shape[1], table)
 
 
 def _check_expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], table: LoraTable) -> None:
-    if b_pages.dim() != 3 or b_pages.shape[1] != PAGE_RANKS:
-        raise ValueError(f"b_pages must be [num_pages, {PAGE_RANKS}, h_out], got {list(b_pages.shape)}")
+    check_b_pages(b_pages)
     h_out = b_pages.shape[2]
     require_shape("y", y, table.shape.max_rows, h_out)
     require_dense_rows(y=y)
-    _check_pages("b_pages", b_pages)
     if not 2 <= len(out_offsets) <= _MAX_SLICES + 1 or out_offsets[0] != 0 or out_offsets[-1] != h_out:
         raise ValueError(
             f"out_offsets must be 2 to {_MAX_SLICES + 1} from 0 to h_out = {h_out}, got {list(out_offsets)}"
         )
-    _check_v(v, len(out_offsets) - 1, table)
+    check_v(v, len(out_offsets) - 1, table)
+
+
+def check_b_pages(b_pages: Tensor) -> None:
+    """Raises ValueError unless they are [num_pages, 8, h_out] without gaps in a page."""
+    if b_pages.dim() != 3 or b_pages.shape[1] != PAGE_RANKS:
+        raise ValueError(f"b_pages must be [num_pages, {PAGE_RANKS}, h_out], got {list(b_pages.shape)}")
+    _check_pages("b_pages", b_pages)
 
 
 def _check_pages(name: str, pages: Tensor) -> None:
@@ -182,7 +187,8 @@ def _check_pages(name: str, pages: Tensor) -> None:
         raise ValueError(f"{name} must have pages without gaps, got strides {pages.stride()}")
 
 
-def _check_v(v: Tensor, num_slices: int, table: LoraTable) -> None:
+def check_v(v: Tensor, num_slices: int, table: LoraTable) -> None:
+    """Raises ValueError unless it is a workspace of the table's shrinks of a group of so many slices."""
     needed = workspace_numel(table.shape, num_slices)
     if v.dtype != torch.float32 or v.dim() != 1 or v.shape[0] < needed:
         raise ValueError(f"v must be float32 [>= {needed}], got {v.dtype} {list(v.shape)}")

@@ -45,6 +45,19 @@ class ExpandConfig:
     max_registers: int
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationConfig:
+    """Launch configuration of the expand of gate and up within their activation; fields are those of ExpandConfig."""
+
+    split_k: int
+    tile_programs: int
+    block_n: int
+    tile_n: int
+    log2_blocks: int
+    num_warps: int
+    max_registers: int
+
+
 # Tiles of the largest decode whose projections leave room for LoRA beside them.
 _DECODE_TILES = 64
 # Outputs times rank blocks whose weights a program holds at a time for a row: more do not fit its registers.
@@ -54,6 +67,8 @@ _ROW_WEIGHTS = 512
 _MANY_TILES = 128
 _EXPAND_PROGRAMS = 8192
 _LEAST_TILE_PROGRAMS = 32
+# From so many rows on, a prefill's activation expands gate and up.
+_ACTIVATION_ROWS = 512
 # Beyond so many outputs a prefill has enough tiles for larger programs.
 _WIDE_OUTPUTS = 8192
 
@@ -95,16 +110,48 @@ def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, ite
     block_n = min(block_n, max(16, next_power_of_two(widest_slice)))
     tile_n = min(tile_n, block_n)
     num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // block_n))
-    turns_programs = max(_LEAST_TILE_PROGRAMS, ceil_div(_EXPAND_PROGRAMS, ceil_div(num_outputs, block_n)))
     return ExpandConfig(
         split_k=num_splits(shape, num_slices),
-        tile_programs=min(shape.max_tiles, turns_programs) if takes_turns else shape.max_tiles,
+        tile_programs=_turn_programs(shape, ceil_div(num_outputs, block_n)) if takes_turns else shape.max_tiles,
         block_n=block_n,
         tile_n=tile_n,
         log2_blocks=num_blocks.bit_length() - 1,
         num_warps=1,
         max_registers=max_registers,
     )
+
+
+@cache
+def activation_config(shape: LoraTableShape, width: int) -> ActivationConfig:
+    """The expand of gate and up, of `width` outputs each, within their activation."""
+    block_n = min(128, max(16, next_power_of_two(width)))
+    # A row holds weights of gate and of up.
+    num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // 2 // block_n))
+    holds_prefill = _holds_prefill(shape)
+    return ActivationConfig(
+        split_k=num_splits(shape, 2),
+        tile_programs=shape.max_tiles if holds_prefill else _turn_programs(shape, ceil_div(width, block_n)),
+        block_n=block_n,
+        tile_n=min(32, block_n),
+        log2_blocks=num_blocks.bit_length() - 1,
+        num_warps=1,
+        max_registers=168,
+    )
+
+
+def activation_expands(shape: LoraTableShape, itemsize: int) -> bool:
+    """Whether the activation expands gate and up, where that was measured to gain (docs/notes/performance.md).
+
+    `itemsize`: bytes of a weight.
+    """
+    if _holds_prefill(shape):
+        return shape.max_rows >= _ACTIVATION_ROWS
+    return shape.max_tiles >= _MANY_TILES and not _takes_turns(shape, itemsize)
+
+
+def _turn_programs(shape: LoraTableShape, num_blocks: int) -> int:
+    """Programs along the tiles, which they take in turns, for each of so many blocks of outputs."""
+    return min(shape.max_tiles, max(_LEAST_TILE_PROGRAMS, ceil_div(_EXPAND_PROGRAMS, num_blocks)))
 
 
 def _takes_turns(shape: LoraTableShape, itemsize: int) -> bool:

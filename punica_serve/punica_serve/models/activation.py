@@ -12,14 +12,14 @@ from punica_serve.models.linear import Projected
 def swiglu(gate_up: Projected) -> Tensor:
     """silu(gate) * up: [rows, 2 * inner] -> [rows, inner]."""
     out = _empty_half(gate_up.y)
-    silu_and_mul(out, gate_up.y, gate_up.delta, pdl=gate_up.pdl)
+    silu_and_mul(out, gate_up.y, gate_up.low_rank or gate_up.delta, pdl=gate_up.pdl)
     return out
 
 
 def geglu(gate_up: Projected) -> Tensor:
     """gelu(gate) * up: [rows, 2 * inner] -> [rows, inner]."""
     out = _empty_half(gate_up.y)
-    gelu_and_mul(out, gate_up.y, gate_up.delta, pdl=gate_up.pdl)
+    gelu_and_mul(out, gate_up.y, gate_up.low_rank or gate_up.delta, pdl=gate_up.pdl)
     return out
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from punica_kernels.linear import linear
+from punica_kernels.low_rank import LowRankDelta
 from punica_serve.base_model.model_spec import ProjectionGroup
 from punica_serve.protocol import LoraGroup
 
@@ -23,6 +24,8 @@ class Projected(NamedTuple):
     y: Tensor
     #: LoRA's part, [rows, out], still to be added; None if there is none.
     delta: Tensor | None
+    #: LoRA's part as its factors instead, for an operator that multiplies them itself.
+    low_rank: LowRankDelta | None = None
 
     @property
     def pdl(self) -> bool:
@@ -30,7 +33,7 @@ class Projected(NamedTuple):
 
         A delta comes from another stream, which this one has waited for: then there is no kernel to depend on.
         """
-        return self.delta is None
+        return self.delta is None and self.low_rank is None
 
 
 class LoraBatch(Protocol):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import Rank
@@ -24,6 +25,8 @@ from tiny_config import tiny_config
 
 CPU = torch.device("cpu")
 NUM_ROWS = 3
+#: Nobody reads its words.
+TABLE = LoraTable(torch.empty(0), LoraTableShape(NUM_ROWS, NUM_ROWS, 1))
 
 #: One layer after its input norm, launch by launch. A base-only step is one chain of dependent launches.
 BASE_LAYER = [
@@ -124,7 +127,7 @@ def test_a_layer_is_these_launches(
     model = tiny_config(**values)
     recorder = _Recorder(model, monkeypatch)
     pool: Any = LoraPool(model, num_pages=1, dtype=torch.float32, device=CPU)
-    tables: Any = {} if not with_lora else dict.fromkeys(LORA_GROUPS, "a filled table")
+    tables: Any = {} if not with_lora else dict.fromkeys(LORA_GROUPS, TABLE)
     lora = CudaLora(pool, tables, torch.empty(0), recorder.side)  # type: ignore[arg-type]
     llama = Llama(model, dummy_weights(model, torch.float32, CPU))
     rows = torch.arange(NUM_ROWS)
@@ -152,7 +155,7 @@ def test_a_rank_adds_up_its_parts_before_each_exchange(monkeypatch: pytest.Monke
     model = tiny_config().shard(Rank(0, 2))
     recorder = _Recorder(model, monkeypatch)
     pool: Any = LoraPool(model, num_pages=1, dtype=torch.float32, device=CPU)
-    tables: Any = {} if not with_lora else dict.fromkeys(LORA_GROUPS, "a filled table")
+    tables: Any = {} if not with_lora else dict.fromkeys(LORA_GROUPS, TABLE)
     lora = CudaLora(pool, tables, torch.empty(0), recorder.side)  # type: ignore[arg-type]
     llama = Llama(model, dummy_weights(model, torch.float32, CPU), _Two(recorder.launches))
     rows = torch.arange(NUM_ROWS)

@@ -2,6 +2,9 @@
 
 Decode is bound by bytes, and a dense projection leaves some of the memory bandwidth unused; LoRA uses it. Base and LoRA
 write different tensors, and the operator that reads one adds the other: it costs no launch and no pass over memory.
+
+With more rows the library's projections leave no room beside them, and a delta costs more to write and to read than to
+compute: the activation of gate and up expands their LoRA itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +13,9 @@ import torch
 from torch import Tensor
 
 from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding, workspace_numel
+from punica_kernels.gpu.sgmv_config import activation_expands
 from punica_kernels.lora_table import LoraTable
+from punica_kernels.low_rank import LowRankDelta
 from punica_serve.engine.adapters.lora_pool import GroupPool, LoraPool
 from punica_serve.engine.cuda.cuda_exchange import BucketExchange
 from punica_serve.engine.cuda.layer_gates import LayerGates
@@ -52,7 +57,11 @@ class CudaLora:
         if table is None:
             return Projected(base(x), None)
         pool = self._pool.groups[group]
-        delta = x.new_empty(x.shape[0], pool.out_offsets[-1])
+        b = pool.b[:, layer]
+        # CPU processes replace rows of a whole delta.
+        may_expand_later = group == "gate_up" and self._exchange is None
+        is_low_rank = may_expand_later and activation_expands(table.shape, b.element_size())
+        delta = None if is_low_rank else x.new_empty(x.shape[0], pool.out_offsets[-1])
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         if self._gates is not None and group == self._first_group:
@@ -62,12 +71,13 @@ class CudaLora:
                 self._exchange.send(layer, group, x)
             # Pages that have not arrived hold anything; what becomes of them in the prefill's rows is replaced.
             v = self._shrink(x, pool, layer, table)
-            expand(delta, v, pool.b[:, layer], pool.out_offsets, table, accumulate=False)
-            if self._exchange is not None:
-                self._exchange.receive(layer, group, delta)
+            if delta is not None:
+                expand(delta, v, b, pool.out_offsets, table, accumulate=False)
+                if self._exchange is not None:
+                    self._exchange.receive(layer, group, delta)
         y = base(x)
         main.wait_stream(self._side)
-        return Projected(y, delta)
+        return Projected(y, delta) if delta is not None else Projected(y, None, LowRankDelta(v, b, table))
 
     def _shrink(self, x: Tensor, pool: GroupPool, layer: int, table: LoraTable) -> Tensor:
         """x A of all ranks together, float32 [workspace_numel]. Values that the table does not name are undefined."""
