@@ -168,6 +168,8 @@ class _PaddedRunner:
 
 
 class _Launched:
+    has_ended = True
+
     def __init__(self, pending: PendingTokens) -> None:
         self.sampled_tokens = pending.read
 
