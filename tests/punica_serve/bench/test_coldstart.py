@@ -136,6 +136,10 @@ def test_it_says_where_the_time_of_first_tokens_went(
         assert report.facts["packed files in the page cache, % as streams begin"] == (100 if source == "packed" else 0)
     fetching = [row for row in tables["phases"] if row["phase"] == LoadPhase.FETCHING.value]
     assert bool(fetching) == (source in ("http", "s3"))
+    # Each cold load has its phases, also if its request waited for a place meanwhile.
+    read = LoadPhase.READING if source in ("packed", "disk") else LoadPhase.PACKING
+    traces = [token.trace for token in measured.cold.first_tokens if token.trace is not None]
+    assert all(any(span.phase is read for span in trace.spans) for trace in traces) == (source != "host")
     if source == "packed":
         assert chunks["direct_share"] == 0
 

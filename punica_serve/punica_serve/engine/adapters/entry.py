@@ -90,11 +90,8 @@ class AdapterEntry:
     fence: torch.cuda.Event | None = None
     #: It is evicted, from host memory too, when its last user ends.
     is_unwanted: bool = False
-    #: Where the time of its load goes.
-    trace: LoadTrace = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.trace = LoadTrace(self.ref.digest)
+    #: Of the load that a request waits for.
+    trace: LoadTrace | None = None
 
     @property
     def is_evictable(self) -> bool:
@@ -152,6 +149,10 @@ class AdapterEntry:
         """Takes back an eviction that was to come."""
         self.is_unwanted = False
 
+    def set_trace(self, trace: LoadTrace) -> None:
+        """Sets the trace of the load to host memory, which goes on to the device."""
+        self.trace = trace
+
     def take_pages(self, pages: AdapterPages) -> None:
         """Gives it pages to be filled."""
         self.pages = pages
@@ -165,12 +166,12 @@ class AdapterEntry:
         """Records that it is in host memory; takes over a reference to the copy."""
         self._become(AdapterState.STAGED)
         self.copy, self.stream = copy, None
-        self.trace.end(LoadPhase.STAGING)
 
     def begin_copy(self, filling: GroupCopy, arrival: Arrival | None) -> None:
         self._become(AdapterState.COPYING)
-        self.filling, self.arrival, trace = filling, arrival, self.trace
-        filling.done.add_done_callback(lambda _: trace.end(LoadPhase.COPYING))
+        self.filling, self.arrival = filling, arrival
+        if (trace := self.trace) is not None:
+            filling.done.add_done_callback(lambda _: trace.end(LoadPhase.COPYING))
 
     def join(self) -> None:
         """Records that a launched step waits for its layers."""

@@ -11,13 +11,14 @@ requests fail, and so do later ones, until it ends after all.
 """
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import AdapterRef
@@ -84,6 +85,11 @@ class HostLoad:
     future: Future[Path] | Future[HostCopy] | None = None
     #: The pages on the device that are filled while it is read.
     stream: PageStream | None = None
+    #: Where its time goes, also before a request waits for it.
+    trace: LoadTrace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trace = LoadTrace(self.ref.digest)
 
     @property
     def needs_fetch(self) -> bool:
@@ -153,6 +159,8 @@ class HostLoad:
     def set_folder(self, folder: Path | None) -> None:
         """Sets the folder of its files; None if they were evicted from the disk."""
         self.folder = folder
+        if folder is not None:
+            self.trace.end(LoadPhase.FETCHING)
 
     def requeue(self) -> None:
         """Queues its next step for a slot."""
@@ -162,6 +170,7 @@ class HostLoad:
     def end(self, state: LoadState) -> None:
         self._become(state)
         self.future = None
+        self.trace.end(LoadPhase.STAGING)
 
     def _become(self, state: LoadState) -> None:
         """Moves to another state. Raises InvariantBroken for what ``TRANSITIONS`` does not allow; changes nothing."""

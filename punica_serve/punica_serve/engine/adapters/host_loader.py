@@ -13,6 +13,7 @@ from pathlib import Path
 
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_load import HostLoad, LoadState, PrefetchQueue
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.errors import StoreUnavailable
@@ -23,8 +24,8 @@ from punica_serve.protocol import AdapterRef
 Fetch = Callable[[AdapterRef], Future[Path]]
 
 #: The pages of an adapter that is about to be read, to be filled meanwhile; None if nobody waits for it, or none are
-#: free.
-OpenStream = Callable[[AdapterRef], PageStream | None]
+#: free. The trace is its load's.
+OpenStream = Callable[[AdapterRef, LoadTrace], PageStream | None]
 
 #: The share of reader threads for prefetches; the others stay free for adapters that running requests wait for.
 _PREFETCH_SHARE = 0.75
@@ -57,7 +58,7 @@ class HostLoader:
         reader: AdapterReader,
         fetch: Fetch,
         on_progress: Callable[[], None],
-        open_stream: OpenStream = lambda _: None,
+        open_stream: OpenStream = lambda _ref, _trace: None,
     ) -> None:
         self._open_stream = open_stream
         self._host_cache = host_cache
@@ -67,22 +68,26 @@ class HostLoader:
         self._running: dict[str, HostLoad] = {}  # those FETCHING and READING
         self._reads = PrefetchQueue(int(_PREFETCH_SHARE * reader.num_threads))
         self._fetches = PrefetchQueue(_MAX_PREFETCHED_FETCHES)
-        self._prefetched: dict[str, None] = {}
+        #: Those that no request has used since, with the traces of their loads.
+        self._prefetched: dict[str, LoadTrace] = {}
 
     @property
     def is_idle(self) -> bool:
         return not (self._running or self._reads.waiting or self._fetches.waiting)
 
-    def get(self, ref: AdapterRef) -> HostCopy | None:
-        """The adapter with one more reference; None if it is not cached: then it is loaded at once."""
-        self._prefetched.pop(ref.digest, None)
-        copy = self._host_cache.get(ref.digest)
-        if copy is None:
-            load = self._running.get(ref.digest) or self._remove(ref.digest) or HostLoad(ref)
-            load.need()
-            if load.state is LoadState.QUEUED:
-                self._start(load)
-        return copy
+    def get(self, ref: AdapterRef) -> tuple[HostCopy | None, LoadTrace]:
+        """The adapter with one more reference; None if it is not cached: then it is loaded at once.
+
+        The trace is that of its load, which may have begun, or have ended, as a prefetch.
+        """
+        trace = self._prefetched.pop(ref.digest, None)
+        if (copy := self._host_cache.get(ref.digest)) is not None:
+            return copy, trace or LoadTrace(ref.digest)
+        load = self._running.get(ref.digest) or self._remove(ref.digest) or HostLoad(ref)
+        load.need()
+        if load.state is LoadState.QUEUED:
+            self._start(load)
+        return None, load.trace
 
     def prefetch_to_host(self, ref: AdapterRef) -> None:
         """Prefetches an adapter that will be used soon: a hint, cheap to repeat.
@@ -92,7 +97,7 @@ class HostLoader:
         load = HostLoad(ref)
         if ref.digest in self._prefetched or not self._queue_of(load).has_room:
             return
-        self._prefetched[ref.digest] = None
+        self._prefetched[ref.digest] = load.trace
         if len(self._prefetched) > _MAX_REMEMBERED:
             del self._prefetched[next(iter(self._prefetched))]
         if not self._has(ref.digest):
@@ -161,8 +166,8 @@ class HostLoader:
             future = self._fetch(load.ref)
             load.begin_fetch(future)
         else:
-            stream = self._open_stream(load.ref)
-            future = self._reader.start(load.local_ref, stream)
+            stream = self._open_stream(load.ref, load.trace)
+            future = self._reader.start(load.local_ref, stream, load.trace)
             load.begin_read(future, stream)
         future.add_done_callback(lambda _: self._on_progress())
 

@@ -16,13 +16,13 @@ class LoadPhase(Enum):
     HOST_MEMORY = "taking host memory"
     #: Until the packed file is open, and its header checked.
     OPENING = "opening the packed file"
-    #: Until the copy of its last chunk is queued.
+    #: Until its last chunk is in host memory, and its copy queued if a request waits for it.
     READING = "reading, checking and queueing chunks"
     #: Until the thread that began with it knows.
     ENDING = "noticing the last chunk"
     #: Until a folder is read, checked and packed.
     PACKING = "reading and packing its folder"
-    #: Until the step loop knows: from here on a step may use it, or wait for its last copies.
+    #: Until the step loop knows. A request that has its place then may be in a step, or wait for the last copies.
     STAGING = "waiting for the step loop to see it"
     #: Until all of it is on the device.
     COPYING = "copying the rest"

@@ -18,7 +18,7 @@ from punica_serve.engine.adapters.entry import AdapterEntry, AdapterFailure, Ada
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import Fetch, HostLoader, LoadResult, no_fetch
 from punica_serve.engine.adapters.layer_arrival import ArrivalWords
-from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -87,8 +87,10 @@ class AdapterLoader:
         entry.acquire()
         self.adapters.put_last(entry)
         if known is None:
-            self._traces.append(entry.trace)
-            if (copy := self._host.get(ref)) is not None:
+            copy, trace = self._host.get(ref)
+            entry.set_trace(trace)
+            self._traces.append(trace)
+            if copy is not None:
                 entry.stage(copy)
         if entry.state is AdapterState.STAGED:
             self._place(entry)
@@ -240,15 +242,13 @@ class AdapterLoader:
         if self._take_pages(entry):
             self._copy(entry)
 
-    def _open_stream(self, ref: AdapterRef) -> PageStream | None:
+    def _open_stream(self, ref: AdapterRef, trace: LoadTrace) -> PageStream | None:
         """Pages for an adapter that is about to be read, if a request waits for it and they can be had."""
         entry = self.adapters.get(ref.digest)
         if not self._may_stream or entry is None or not entry.refcount or not entry.is_loading:
             return None
-        if "://" in ref.uri:
-            entry.trace.end(LoadPhase.FETCHING)
         if entry.stream is None and self._take_pages(entry):
-            entry.begin_stream(self._writer.stream(entry.pages, entry.trace))
+            entry.begin_stream(self._writer.stream(entry.pages, trace))
         return entry.stream
 
     def _take_pages(self, entry: AdapterEntry) -> bool:

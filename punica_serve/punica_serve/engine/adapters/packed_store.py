@@ -20,7 +20,7 @@ from torch import Tensor
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters.chunk_reads import ChunkRead, ChunkReads, OnOpen
 from punica_serve.engine.adapters.disk_watch import DiskWatch
-from punica_serve.engine.adapters.load_trace import LoadPhase
+from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.packed_chunk import PackedFileInvalid
 from punica_serve.engine.adapters.packed_file import PackedLayout, packed_name, write_packed
 from punica_serve.engine.adapters.packed_header import PackedName
@@ -120,6 +120,7 @@ class PackedStore:
         self,
         ref: AdapterRef,
         memory: Tensor,
+        trace: LoadTrace,
         stream: PageStream | None = None,
         reads: ChunkReads | None = None,
     ) -> PackedAdapter | None:
@@ -129,7 +130,7 @@ class PackedStore:
         ``reads``: what ``begin`` has begun, into the same memory. Nothing is written to it once this has ended.
         """
         try:
-            packed = self._read(ref, memory, stream, reads)
+            packed = self._read(ref, memory, trace, stream, reads)
         except (_ChunksLeft, FileNotFoundError):
             return None
         except (PackedFileInvalid, OSError) as error:
@@ -193,15 +194,14 @@ class PackedStore:
         return self._folder.packed.path(ref.digest, self._layout.name), packed_name(ref, self._layout)
 
     def _read(
-        self, ref: AdapterRef, memory: Tensor, stream: PageStream | None, reads: ChunkReads | None
+        self, ref: AdapterRef, memory: Tensor, trace: LoadTrace, stream: PageStream | None, reads: ChunkReads | None
     ) -> PackedAdapter:
         def views() -> PackedAdapter:
             return packed_views(memory, ref.ranks, self._model, self._dtype)
 
         def on_open(is_direct: bool, opened_s: float) -> None:
-            if stream is not None:
-                stream.trace.is_direct = is_direct
-                stream.trace.end(LoadPhase.OPENING, opened_s)
+            trace.is_direct = is_direct
+            trace.end(LoadPhase.OPENING, opened_s)
 
         with (
             nullcontext() if stream is None else stream.filling(memory),
@@ -211,6 +211,7 @@ class PackedStore:
             for batch in batches:
                 if stream is not None:
                     stream.put(batch)
+                trace.end(LoadPhase.READING)
         return packed
 
     @contextmanager

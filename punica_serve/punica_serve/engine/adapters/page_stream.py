@@ -18,7 +18,7 @@ from torch import Tensor
 from punica_serve.engine.adapters.chunk_reads import ChunkRead
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.layer_arrival import Arrival
-from punica_serve.engine.adapters.load_trace import ChunkTimes, LoadPhase, LoadTrace
+from punica_serve.engine.adapters.load_trace import ChunkTimes, LoadTrace
 from punica_serve.engine.adapters.lora_pool import AdapterPages, LoraPool
 from punica_serve.engine.adapters.packing import PackedAdapter
 
@@ -159,7 +159,6 @@ class PageStream:
         for read in reads:
             times = ChunkTimes(len(read.place), read.begun_s, read.read_s, read.checked_s, queued_s)
             self.trace.chunks.append(times)
-        self.trace.end(LoadPhase.READING)
 
     def _put(self, start: int, stop: int) -> None:
         """Copies the bytes [start, stop) of the memory."""

@@ -70,19 +70,22 @@ class AdapterReader:
         self._unfinished: set[Future[HostCopy]] = set()
         self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
 
-    def start(self, ref: AdapterRef, stream: PageStream | None = None) -> Future[HostCopy]:
+    def start(
+        self, ref: AdapterRef, stream: PageStream | None = None, trace: LoadTrace | None = None
+    ) -> Future[HostCopy]:
         """The adapter in host memory with one reference, or the error of load_adapter or pack_adapter.
 
-        ``stream``: pages that are filled meanwhile if the adapter's packed form is here.
+        ``stream``: pages that are filled meanwhile if the adapter's packed form is here. ``trace``: of the load.
         """
+        trace = trace or LoadTrace(ref.digest)
         if self._packed_store is not None:
             self._packed_store.want(ref.digest)
         self._peers.read(ref)
         begun = None
         if stream is not None:
             stream.begin()
-            begun = self._begin(ref, stream.trace)
-        future = self._threads.submit(self._read, ref, stream, begun)
+            begun = self._begin(ref, trace)
+        future = self._threads.submit(self._read, ref, trace, stream, begun)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
@@ -120,10 +123,12 @@ class AdapterReader:
             return None
         return _BegunRead(room, reads)
 
-    def _read(self, ref: AdapterRef, stream: PageStream | None = None, begun: _BegunRead | None = None) -> HostCopy:
-        if stream is not None and begun is None:
-            stream.trace.end(LoadPhase.READER)
-        if (copy := self._read_packed(ref, stream, begun)) is not None:
+    def _read(
+        self, ref: AdapterRef, trace: LoadTrace, stream: PageStream | None = None, begun: _BegunRead | None = None
+    ) -> HostCopy:
+        if begun is None:
+            trace.end(LoadPhase.READER)
+        if (copy := self._read_packed(ref, trace, stream, begun)) is not None:
             return copy
         if stream is not None:
             stream.stop()
@@ -131,8 +136,7 @@ class AdapterReader:
             return self._host_cache.share(ref.digest, origin)
         number = dummy_number(ref)
         copy = self._read_folder(ref) if number is None else self._make_dummy(ref, number)
-        if stream is not None:
-            stream.trace.end(LoadPhase.PACKING)
+        trace.end(LoadPhase.PACKING)
         return copy
 
     def _make_dummy(self, ref: AdapterRef, number: int) -> HostCopy:
@@ -149,7 +153,9 @@ class AdapterReader:
             self._packed_store.save(ref, copy.packed, lambda: self._host_cache.release(copy))
         return copy
 
-    def _read_packed(self, ref: AdapterRef, stream: PageStream | None, begun: _BegunRead | None) -> HostCopy | None:
+    def _read_packed(
+        self, ref: AdapterRef, trace: LoadTrace, stream: PageStream | None, begun: _BegunRead | None
+    ) -> HostCopy | None:
         """Returns the packed form; None if it is missing or damaged."""
         store = self._packed_store
         if store is None or (begun is None and not store.has(ref)):
@@ -157,9 +163,9 @@ class AdapterReader:
         room, reads = (begun.room, begun.reads) if begun is not None else (None, None)
 
         def read(memory: Tensor) -> PackedAdapter:
-            if stream is not None and begun is None:
-                stream.trace.end(LoadPhase.HOST_MEMORY)
-            packed = store.read(ref, memory, stream, reads)
+            if begun is None:
+                trace.end(LoadPhase.HOST_MEMORY)
+            packed = store.read(ref, memory, trace, stream, reads)
             if packed is None:
                 raise _NotPacked
             return packed
@@ -168,8 +174,7 @@ class AdapterReader:
             copy = self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), read, room)
         except _NotPacked:
             return None
-        if stream is not None:
-            stream.trace.end(LoadPhase.ENDING)
+        trace.end(LoadPhase.ENDING)
         return copy
 
     def _pack_folder(self, ref: AdapterRef) -> HostCopy:

@@ -17,6 +17,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import host_load
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
 from punica_serve.engine.adapters.host_loader import HostLoader, LoadResult, no_fetch
+from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected, StoreUnavailable
@@ -65,13 +66,20 @@ def _remote(ref: AdapterRef) -> tuple[AdapterRef, Path]:
 
 def test_a_remote_adapter_is_fetched_and_then_read(harness: _Harness, make_adapter: MakeAdapter) -> None:
     ref, folder = _remote(make_adapter())
-    assert harness.loader.get(ref) is None and harness.loader.get(ref) is None
+    (copy, trace), (again, known) = harness.loader.get(ref), harness.loader.get(ref)
+    assert copy is None and again is None and known is trace
     ((asked, fetch),) = harness.fetches
     assert asked == ref
     fetch.set_result(folder)
     (loaded,) = harness.arrive()
     assert loaded.ref == ref and isinstance(loaded.result, HostCopy)
-    copy = harness.loader.get(ref)
+    assert [span.phase for span in trace.spans] == [
+        LoadPhase.FETCHING,
+        LoadPhase.READER,
+        LoadPhase.PACKING,
+        LoadPhase.STAGING,
+    ]
+    copy, _ = harness.loader.get(ref)
     assert copy is not None and len(harness.fetches) == 1
 
 
@@ -253,7 +261,7 @@ def test_a_read_that_does_not_end_fails_alone_and_is_of_use_once_it_ends(
     gate.set()
     (loaded,) = harness.arrive()
     assert isinstance(loaded.result, HostCopy) and loaded.stream is None and ref.digest in harness.cache
-    assert harness.loader.get(ref) is not None
+    assert harness.loader.get(ref)[0] is not None
 
 
 def test_a_large_adapter_has_more_time(

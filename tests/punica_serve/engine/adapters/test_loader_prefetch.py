@@ -1,5 +1,6 @@
 """Prefetches to host memory, hints of them, and requests for what was prefetched."""
 
+import time
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from engine_fixtures import MakeAdapter, MakeHarness
 from loader_harness import gate_reads
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.load_trace import LoadPhase
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from waits import DEADLINE_S
@@ -36,6 +38,28 @@ def test_a_prefetch_that_is_acquired_is_not_read_again(
     gate.set()
     harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
     assert reads == [ref.digest]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_request_that_waited_for_its_place_has_the_trace_of_its_prefetch(
+    make_harness: MakeHarness, make_adapter: MakeAdapter, monkeypatch: pytest.MonkeyPatch, *, is_over: bool
+) -> None:
+    gate = Event()
+    gate_reads(monkeypatch, gate)
+    harness, ref = make_harness(), make_adapter()
+    harness.loader.prefetch_to_host(ref)
+    assert not harness.loader.take_traces(), "no request has begun it"
+    if is_over:
+        gate.set()
+        harness.until(lambda: harness.loader._host.is_idle)
+    placed_s = time.perf_counter()
+    harness.loader.acquire(ref)
+    gate.set()
+    harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
+    (trace,) = harness.loader.take_traces()
+    phases = [span.phase for span in trace.spans]
+    assert phases == [LoadPhase.READER, LoadPhase.PACKING, LoadPhase.STAGING, LoadPhase.COPYING]
+    assert trace.asked_s < placed_s and is_over == (trace.spans[2].end_s < placed_s)
 
 
 def test_hints_queue_and_are_read_to_host_memory_alone(

@@ -12,6 +12,7 @@ from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.step_floor import StepBytes
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, pack_share, packed_num_bytes
@@ -98,7 +99,7 @@ def test_each_rank_keeps_its_packed_share_on_the_disk(tiny_model: ModelConfig, t
             assert not store.has(ref)
             packed = pack_adapter(adapter, share, dtype, memory_for(ref, share, dtype))
             store.write(ref, packed)
-            found = store.read(ref, memory_for(ref, share, dtype))
+            found = store.read(ref, memory_for(ref, share, dtype), LoadTrace(ref.digest))
             assert found is not None
             assert_equal(found, packed)
     finally:

@@ -18,6 +18,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters import reader as adapter_reader
 from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.adapters.reader_process import MAX_LOADS
@@ -121,10 +122,10 @@ def test_reading_takes_few_operations_of_python(tiny_model: ModelConfig, tmp_pat
         refs.append(read_adapter(folder, model))
     cache = HostCache(HostMemory(1 << 24))
     reader = AdapterReader(cache, model, torch.float32, CPU)
-    cache.release(reader._read(refs[0]))
+    cache.release(reader._read(refs[0], LoadTrace(refs[0].digest)))
     profile = cProfile.Profile()
     for ref in refs[1:]:
-        copy = profile.runcall(reader._read, ref)
+        copy = profile.runcall(reader._read, ref, LoadTrace(ref.digest))
         cache.release(copy)
     assert pstats.Stats(profile).total_calls < 2 * 3000  # type: ignore[attr-defined]
     reader.close()
