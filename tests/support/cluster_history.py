@@ -49,6 +49,7 @@ class ClusterHistory(FrontendRules, GpuRules, WorkerRules):
         migration=st.booleans(),
         consolidation=st.sampled_from([None, EAGER]),
         num_pages=st.sampled_from(POOLS),
+        batch=st.sampled_from((1, 2, 4)),
         prefix_caching=st.sampled_from((None, PrefixCaching("base"))),
     )
     def begin(
@@ -58,6 +59,7 @@ class ClusterHistory(FrontendRules, GpuRules, WorkerRules):
         migration: bool,
         consolidation: ConsolidationRule | None,
         num_pages: int,
+        batch: int,
         prefix_caching: PrefixCaching | None,
     ) -> None:
         settings = SchedulerSettings(
@@ -72,7 +74,7 @@ class ClusterHistory(FrontendRules, GpuRules, WorkerRules):
         for frontend_id in FRONTENDS:
             self.cluster.tell(events.FrontendJoined(frontend_id))
         for runner_id, pool in zip(RUNNERS, (POOLS[-1], num_pages), strict=True):
-            self.gpu_joins(pool, batch=4, num_lora_pages=4, runner_id=runner_id, prefix_caching=prefix_caching)
+            self.gpu_joins(pool, batch, num_lora_pages=4, runner_id=runner_id, prefix_caching=prefix_caching)
 
     @rule(data=st.data(), dice=st.integers(1, 6), settle_ns=st.integers(0, 5))
     def scheduler_restarts(self, data: st.DataObject, dice: int, settle_ns: int) -> None:
