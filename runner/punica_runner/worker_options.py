@@ -17,7 +17,7 @@ class WorkerOptions:
     """One worker's device, its place on its runner, and the sections of the config that it reads."""
 
     engine: EngineConfig
-    #: What the engine's batch size is limited by; "max_batch_size" if `auto` has not chosen it.
+    #: The setting that limits the engine's batch size; "max_batch_size" if `auto` has not chosen it.
     batch_limit: str
     simulation: SimulationConfig
     runner: RunnerConfig

@@ -20,7 +20,7 @@ from punica_kernels.lora_table import LoraTableShape
 
 SPLITS = (4, 8, 16)
 SLICES = (2, 3)
-#: Of 256 decodes and of a prompt of 512 beside 31, with room for ranks to 128.
+#: Those of 256 decodes and of a prompt of 512 beside 31, with room for ranks to 128.
 ACTIVATION_SHAPES = (LoraTableShape(256, 256, 16), LoraTableShape(543, 33, 16))
 _TYPES = {
     **{"y": "*bf16", "out": "*bf16", "gate_up": "*bf16", "v": "*fp32", "b": "*bf16", "tiles": "*i32"},

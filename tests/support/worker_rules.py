@@ -52,7 +52,7 @@ class WorkerRules(RuleBasedStateMachine):
     @precondition(lambda self: self.workers and self.cluster.live)
     @rule(data=st.data(), is_true=st.booleans())
     def worker_tells_of_prefixes(self, data: st.DataObject, is_true: bool) -> None:
-        """Of prompts that it may never have had, or of none: workers do not say what they have given away."""
+        """They are of prompts that it may never have had, or of none: workers do not say what they have given away."""
         worker = data.draw(st.sampled_from(self.workers))
         request = data.draw(st.sampled_from(self.cluster.live)).request
         settings = worker.info.prefix_caching or PrefixCaching("base")

@@ -1,4 +1,4 @@
-"""What one reader has to take: requests with output, in the order in which they got it."""
+"""The queue of one reader: requests with output to take, in the order in which they got it."""
 
 import asyncio
 from collections import deque

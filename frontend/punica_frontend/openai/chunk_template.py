@@ -10,7 +10,7 @@ from punica_frontend.generation.direct_output import EncodeToken
 from punica_frontend.generation.event_stream import EVENT_HEAD, EVENT_TAIL
 from punica_frontend.openai.stream_usage import ChunkUsage, StreamUsage
 
-#: What stands around a chunk's JSON.
+#: The bytes before a chunk's JSON and behind it.
 Around = tuple[bytes, bytes]
 EVENT: Around = (EVENT_HEAD, EVENT_TAIL)
 
@@ -70,7 +70,7 @@ class ChunkTemplates:
         self._usage = usage
         self._around = around
         self._templates: dict[int, ChunkTemplate] = {}
-        #: What encodes plain chunks with what is around them, from each choice's first plain chunk on.
+        #: Encode plain chunks with the bytes around them, from each choice's first plain chunk on.
         self.encoders: dict[int, EncodeToken] = {}
 
     def of(self, index: int, frame: Frame) -> msgspec.Raw:

@@ -47,7 +47,7 @@ class Shape(Protocol):
 
     @property
     def encoders(self) -> Mapping[int, EncodeToken]:
-        """What encodes a frame of a single token of each plan, once there are plans; some come later."""
+        """Encode a frame of a single token, by the index of its plan, once there are plans; some come later."""
 
     async def plans(self, caller: Caller) -> Sequence[RequestPlan]:
         """Plans everything that has to be generated. Raises the request's errors."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 _FIRST_S = 0.001
 #: A longer lead helps nobody: launches that take so long are rare hiccups, or steps are too short to wait for anything.
 _MAX_S = 0.004
-#: What a late launch adds.
+#: A late launch adds so much.
 _RAISE_S = 0.0001
 #: The share of launches that may be late. One costs the device a fraction of a millisecond. A lead that is never too
 #: short would cost more, since each request that comes within it waits one more step.

@@ -47,5 +47,5 @@ class StepOutput:
     num_adapters: int = 0
     #: From its launch, or the end of the step before it if that was later.
     duration_s: float = 0.0
-    #: Of the step that was launched before this one ended; None if none was.
+    #: How early the step was launched that follows this one; None if none was before this one ended.
     margin: LaunchMargin | None = None

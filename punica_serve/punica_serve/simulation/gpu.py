@@ -87,7 +87,7 @@ class SimulatedGpu:
 
     @property
     def prefixes(self) -> PrefixCache:
-        """What its requests find and leave behind."""
+        """The pages that its requests find and leave behind."""
         return self._pages.prefixes
 
     @property

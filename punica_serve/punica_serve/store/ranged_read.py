@@ -86,7 +86,7 @@ def read_ranges(
 
 
 def _ranges(num_bytes: int) -> Iterator[range]:
-    """Of the first ones each is longer than the one before it: read side by side, they come one after the other, and so
+    """The first ones grow, each longer than the one before it: read side by side, they come one after the other, and so
     do all that follow them. Ranges of equal length would come all at once, and none could be hashed before.
     """
     lengths = (RANGE_BYTES * number // _MAX_PER_FILE for number in range(1, _MAX_PER_FILE))

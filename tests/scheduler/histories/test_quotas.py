@@ -137,7 +137,7 @@ def is_other(error: WireError) -> bool:
 
 
 def _answer(handle: int, actions: list[Action]) -> tuple[WireError | None, RateLimits | None]:
-    """What the actions tell the request's frontend of it: why it is refused, and what its tenant has left."""
+    """Why the request is refused, and what its tenant has left, as the actions tell its frontend."""
     deliveries = [action.deliveries for action in actions if isinstance(action, Deliver)]
     errors = [ending.error for each in deliveries for ending in each.endings if ending.handle == handle]
     limits = [limits for each in deliveries for limits in each.rate_limits if limits.handle == handle]

@@ -91,7 +91,7 @@ def allowed_s(num_bytes: int, rate: float) -> float:
 
 
 def _path(ref: AdapterRef) -> str:
-    """Of an adapter's folder, whose name on this machine is its URI."""
+    """The path of an adapter's folder on the server. Its URI is the folder on this machine."""
     return f"{FILES}/{Path(ref.uri).name}"
 
 

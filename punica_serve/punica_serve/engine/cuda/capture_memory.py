@@ -1,4 +1,4 @@
-"""What the captures of a start take of a GPU's memory: where it runs out, they tell which settings would fit."""
+"""The memory that the captures of a start take on a GPU: where it runs out, it tells which settings would fit."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class CaptureMemory:
         self._progress(done, total)
 
     def told(self, taken: int) -> str:
-        """What a start that failed took in all, in bytes, and how far it came."""
+        """How far a start came that failed, and all that it took: ``taken``, in bytes."""
         done = f"{max(0, len(self._free) - 1)} of {self._total} kinds of steps" if self._total else "their tables"
         return f"{done} took {gib(taken)} of the {gib(self._room)} that weights and pools leave, and more was needed"
 

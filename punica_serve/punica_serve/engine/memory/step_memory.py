@@ -88,7 +88,7 @@ def steps_refused(
 
 
 def _smaller_cache(config: EngineConfig, share: ModelConfig, excess: int, num_gpu_bytes: int) -> list[str]:
-    """What leaves the steps so many bytes more of the KvCache's, if that is enough."""
+    """The setting that leaves steps so many bytes more of the KvCache's; none if all of it is not enough."""
     if config.num_kv_pages is not None:
         pages = config.num_kv_pages - max(1, -(-excess // _page_bytes(config, share)))
         return [f"`engine.num_kv_pages` to {pages}"] if pages > 0 else []

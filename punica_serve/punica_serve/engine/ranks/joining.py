@@ -26,7 +26,7 @@ class Joining:
 
     @classmethod
     def done(cls, collectives: Collectives) -> "Joining":
-        """Of a rank that has joined already."""
+        """The joining of a rank that is in its group already."""
         return cls(collectives.rank, lambda: collectives, in_background=False)
 
     def wait(self, on_wait: Callable[[], None] = lambda: None) -> Collectives:
