@@ -126,20 +126,10 @@ class _Fit:
     @classmethod
     def of(cls, engine: "EngineConfig", model: "ModelConfig", gpu: str) -> "_Fit":
         """Raises ConfigError if it does not fit."""
-        from punica_serve.base_model.memory_budget import MemoryPlan
-        from punica_serve.engine.memory.step_memory import check_steps
+        from punica_serve.engine.memory.step_memory import check_steps, plan_memory
 
         num_gpu_bytes = gpu_bytes(gpu)
-        plan = MemoryPlan.of(
-            model,
-            num_gpu_bytes=num_gpu_bytes,
-            share=engine.device_memory_share,
-            num_value_bytes=engine.value_bytes_of(model),
-            num_lora_pages=engine.num_lora_pages,
-            max_batch_size=engine.max_batch_size,
-            rank=engine.expected_lora_rank,
-            limits=engine.lora_limits,
-        )
+        plan = plan_memory(engine, model, num_gpu_bytes)
         fit = cls(engine, model, gpu, num_gpu_bytes, plan)
         if plan.kv_tokens < engine.page_size:
             advice = (

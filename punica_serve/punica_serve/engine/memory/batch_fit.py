@@ -2,10 +2,9 @@
 
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.lora_layout import pages_of_rank
-from punica_serve.base_model.memory_budget import MemoryPlan
 from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.memory.step_memory import room_for_steps, step_bytes
+from punica_serve.engine.memory.step_memory import plan_memory, room_for_steps, step_bytes
 from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.auto_batch import AUTO_SIZES
@@ -23,22 +22,13 @@ def batch_fits(size: int, config: EngineConfig, group_size: int, num_gpu_bytes: 
     """
     model = read_model_config(config.model)
     share = config.share_of(model, Rank(0, group_size))
-    plan = MemoryPlan.of(
-        share,
-        num_gpu_bytes=num_gpu_bytes,
-        share=config.device_memory_share,
-        num_value_bytes=config.value_bytes_of(model),
-        num_lora_pages=config.num_lora_pages,
-        max_batch_size=size,
-        rank=config.expected_lora_rank,
-        limits=config.lora_limits,
-    )
+    config = config.model_copy(update={"max_batch_size": size})
+    plan = plan_memory(config, share, num_gpu_bytes)
     lora_pages = round(config.target_distinct * size) * pages_of_rank(config.expected_lora_rank)
     rule = PageRule.of(config.page_size, kv_window_of(config, model))
     kv_pages = size * rule.held_by(config.target_context)
-    steps = step_bytes(config.model_copy(update={"max_batch_size": size}), share)
     return (
         plan.kv_tokens // config.page_size >= kv_pages
         and plan.num_lora_pages >= lora_pages
-        and room_for_steps(config, share, plan, num_gpu_bytes) >= steps
+        and room_for_steps(config, share, plan, num_gpu_bytes) >= step_bytes(config, share)
     )

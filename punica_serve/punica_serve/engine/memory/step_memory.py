@@ -9,6 +9,8 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.numbers import MAX_COUNT, counted, gib
+from punica_serve.paging.kv_window import kv_window_of
+from punica_serve.paging.page_rule import PageRule
 
 #: Bytes that steps of these settings take.
 StepBytes = Callable[[EngineConfig], int]
@@ -38,6 +40,20 @@ def step_bytes(config: EngineConfig, share: ModelConfig) -> int:
     sampling = num_sampled * vocabulary * (value_bytes + _SAMPLING_BYTES)
     # Graphs keep their memory; without them sampling reuses it.
     return attended + (forward + sampling if config.cuda_graphs else max(forward, sampling))
+
+
+def plan_memory(config: EngineConfig, share: ModelConfig, num_gpu_bytes: int) -> MemoryPlan:
+    """How a rank of this config divides its GPU's memory."""
+    return MemoryPlan.of(
+        share,
+        num_gpu_bytes=num_gpu_bytes,
+        share=config.device_memory_share,
+        num_value_bytes=config.value_bytes_of(share),
+        num_lora_pages=config.num_lora_pages,
+        max_batch_size=config.max_batch_size,
+        rank=config.expected_lora_rank,
+        limits=config.lora_limits,
+    )
 
 
 def room_for_steps(config: EngineConfig, share: ModelConfig, plan: MemoryPlan, num_gpu_bytes: int) -> int:
@@ -88,12 +104,14 @@ def steps_refused(
 
 
 def _smaller_cache(config: EngineConfig, share: ModelConfig, excess: int, num_gpu_bytes: int) -> list[str]:
-    """The setting that leaves steps so many bytes more of the KvCache's; none if all of it is not enough."""
+    """The setting that leaves steps so many bytes more of the KvCache's, if what is left holds the longest request."""
+    longest = PageRule.of(config.page_size, kv_window_of(config, share)).held_by(config.context_of(share))
     if config.num_kv_pages is not None:
         pages = config.num_kv_pages - max(1, -(-excess // _page_bytes(config, share)))
-        return [f"`engine.num_kv_pages` to {pages}"] if pages > 0 else []
-    hundredths = int(100 * (config.device_memory_share - max(0, excess) / num_gpu_bytes) - 1e-9)
-    return [f"`engine.device_memory_share` to {hundredths / 100}"] if hundredths > 0 else []
+        return [f"`engine.num_kv_pages` to {pages}"] if pages >= longest else []
+    lower = int(100 * (config.device_memory_share - max(0, excess) / num_gpu_bytes) - 1e-9) / 100
+    plan = plan_memory(config.model_copy(update={"device_memory_share": lower}), share, num_gpu_bytes)
+    return [f"`engine.device_memory_share` to {lower}"] if plan.kv_tokens >= longest * config.page_size else []
 
 
 def _page_bytes(config: EngineConfig, share: ModelConfig) -> int:

@@ -73,6 +73,15 @@ def test_every_setting_that_an_error_names_would_pass(budget: int, batch: int, n
             check_steps(smaller, LLAMA, "cuda:0", room=room, num_gpu_bytes=total)
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_kv_pages": 1200}])
+def test_a_kvcache_that_could_not_hold_the_longest_request_is_not_advised(settings: dict[str, int]) -> None:
+    """10 GiB more for steps leave less than the weights, or 124 pages where 256 hold a request."""
+    with pytest.raises(ConfigError, match=r"; lower `engine\.prefill_budget_tokens` to \d+$"):
+        check_steps(
+            changed(prefill_budget_tokens=100_000, **settings), LLAMA, "cuda:0", room=4 * GIB, num_gpu_bytes=24 * GIB
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "message", "param"),
     [
