@@ -71,12 +71,17 @@ def auto_lora_pages(max_batch_size: int, rank: int, limits: LoraLimits) -> int:
 
 def lora_pages_within(model: ModelConfig, wanted: int, num_bytes: int, num_value_bytes: int, limits: LoraLimits) -> int:
     """The pages that `auto` takes of a GPU with so many bytes beside the weights, for one adapter at least."""
-    fits = bisect_right(
+    fits = most_lora_pages(model, wanted, num_bytes // _LORA_SHARE, num_value_bytes, limits)
+    return max(pages_of_rank(limits.max_rank), fits)
+
+
+def most_lora_pages(model: ModelConfig, wanted: int, num_bytes: int, num_value_bytes: int, limits: LoraLimits) -> int:
+    """The pages, up to ``wanted``, of the largest LoRA pool with so many bytes; 0: none."""
+    return bisect_right(
         range(1, wanted + 1),
-        num_bytes // _LORA_SHARE,
+        num_bytes,
         key=lambda num_pages: pool_num_bytes(model, num_pages, num_value_bytes, limits),
     )
-    return max(pages_of_rank(limits.max_rank), fits)
 
 
 @dataclass(frozen=True, slots=True)

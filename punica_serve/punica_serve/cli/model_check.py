@@ -132,10 +132,7 @@ class _Fit:
         plan = plan_memory(engine, model, num_gpu_bytes)
         fit = cls(engine, model, gpu, num_gpu_bytes, plan)
         if plan.kv_tokens < engine.page_size:
-            advice = (
-                "take a larger GPU, or a larger group: `runner.tensor_parallel`, or `--tensor-parallel` of a folder"
-            )
-            raise ConfigError(f"{engine.model} does not fit {gpu}: {fit.sizes()}; {advice}", param="gpu")
+            raise ConfigError(f"{engine.model} does not fit {gpu}: {fit.sizes()}; {fit.advice()}", param="gpu")
         check_steps(engine, model, gpu, room=fit.room, num_gpu_bytes=num_gpu_bytes)
         return fit
 
@@ -145,6 +142,25 @@ class _Fit:
         from punica_serve.engine.memory.step_memory import room_for_steps
 
         return room_for_steps(self.engine, self.model, self.plan, self.num_gpu_bytes)
+
+    @property
+    def num_kv_pages(self) -> int:
+        """Of the KvCache: as many as the config fixes, or as the GPU has room for."""
+        return self.engine.num_kv_pages or self.plan.kv_tokens // self.engine.page_size
+
+    def advice(self) -> str:
+        """How to make it fit: by a smaller LoRA pool, if the config fixes one, where that is enough."""
+        from punica_serve.base_model.lora_layout import pages_of_rank
+        from punica_serve.base_model.memory_budget import most_lora_pages
+
+        engine, plan, limits = self.engine, self.plan, self.engine.lora_limits
+        room = plan.lora_bytes + plan.kv_bytes - self._kv_bytes(engine.num_kv_pages or 1)
+        pages = most_lora_pages(self.model, plan.num_lora_pages, room, engine.value_bytes_of(self.model), limits)
+        is_enough = engine.num_lora_pages is not None and pages >= pages_of_rank(limits.max_rank)
+        lower = f"lower `engine.num_lora_pages` to {pages} or less, or " if is_enough else ""
+        return (
+            f"{lower}take a larger GPU, or a larger group: `runner.tensor_parallel`, or `--tensor-parallel` of a folder"
+        )
 
     def sizes(self) -> str:
         share, size = self.engine.device_memory_share, self.model.rank.size
@@ -157,21 +173,33 @@ class _Fit:
     def lines(self, batch: "AutoBatch | None") -> Iterator[str]:
         from punica_serve.performance.auto_batch import AutoBatch
 
-        yield f"{self.gpu}: {self.sizes()}, the KvCache {gib(self.plan.kv_bytes)}"
+        yield f"{self.gpu}: {self.sizes()}, the KvCache {self._cache()}"
         yield batch_line(batch or AutoBatch(self.engine.max_batch_size, "max_batch_size"), is_gpu_known=True)
         yield from adapter_lines(self.engine, self.model, self.plan.num_lora_pages)
         yield from self._contexts()
         yield self._steps()
+
+    def _cache(self) -> str:
+        """The KvCache's bytes, and the setting that fixes them."""
+        if self.engine.num_kv_pages is None:
+            return gib(self.plan.kv_bytes)
+        return f"{gib(self._kv_bytes(self.engine.num_kv_pages))}, by `engine.num_kv_pages`"
+
+    def _kv_bytes(self, num_pages: int) -> int:
+        from punica_serve.base_model.memory_budget import kv_bytes_per_token
+
+        page_size, value_bytes = self.engine.page_size, self.engine.value_bytes_of(self.model)
+        return num_pages * page_size * kv_bytes_per_token(self.model, value_bytes)
 
     def _contexts(self) -> Iterator[str]:
         """The tokens and the requests that the KvCache holds."""
         from punica_serve.paging.kv_window import kv_window_of
         from punica_serve.paging.page_rule import PageRule
 
-        engine, context, tokens = self.engine, self.engine.context_of(self.model), f"{self.plan.kv_tokens:,}"
+        engine, context, num_pages = self.engine, self.engine.context_of(self.model), self.num_kv_pages
+        kv_tokens = self.plan.kv_tokens if engine.num_kv_pages is None else num_pages * engine.page_size
         rule = PageRule.of(engine.page_size, kv_window_of(engine, self.model))
-        num_pages = self.plan.kv_tokens // engine.page_size
-        longest, num_longest = rule.longest(num_pages), num_pages // rule.held_by(context)
+        tokens, longest, num_longest = f"{kv_tokens:,}", rule.longest(num_pages), num_pages // rule.held_by(context)
         if longest < context:
             advice = f"set `engine.max_context` to {longest} or less"
             yield f"tokens of context: {tokens} of the model's {context:,}; {advice}"

@@ -97,10 +97,47 @@ def test_the_largest_steps_that_fit_are_told(cli: Cli) -> None:
 def test_steps_that_do_not_fit_are_refused_with_the_number_that_fits(
     cli: Cli, tmp_path: Path, settings: str, message: str
 ) -> None:
-    engine = f"model: 'shape:llama-2-7b', tokenizer: 'demo:model', load_format: dummy, {settings}"
-    (tmp_path / "config.yaml").write_text(f"engine: {{{engine}}}\n")
-    exit_code, _, stderr = cli("config", "check", str(tmp_path / "config.yaml"), "--gpu", "h200")
+    exit_code, _, stderr = _check_7b(cli, tmp_path, settings)
     assert exit_code == 2 and message in stderr and "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            "num_kv_pages: 2048",
+            "the KvCache 16.0 GiB, by `engine.num_kv_pages`\n.*tokens of context: 32,768, 8 requests of the longest,"
+            " 4,096\nrequests of 2,048 tokens in the KvCache: 16\n",
+        ),
+        (
+            "num_kv_pages: 100",
+            "tokens of context: 1,600 of the model's 4,096; set `engine.max_context` to 1600 or less",
+        ),
+    ],
+)
+def test_a_fixed_kv_cache_is_told_instead_of_what_would_fit(cli: Cli, tmp_path: Path, settings: str, told: str) -> None:
+    exit_code, stdout, _ = _check_7b(cli, tmp_path, settings)
+    assert exit_code == 0 and re.search(told, stdout, re.DOTALL)
+
+
+def test_a_lora_pool_that_is_too_large_is_refused_with_the_pages_that_fit(cli: Cli, tmp_path: Path) -> None:
+    exit_code, _, stderr = _check_7b(cli, tmp_path, "num_lora_pages: 100000, num_kv_pages: 2048")
+    assert exit_code == 2
+    lower = re.search(r"; lower `engine\.num_lora_pages` to (\d+) or less, or take a larger GPU, ", stderr)
+    assert lower is not None
+    fits, _, _ = _check_7b(cli, tmp_path, f"num_lora_pages: {lower[1]}, num_kv_pages: 2048")
+    assert fits == 0
+
+
+def test_a_fixed_lora_pool_is_not_blamed_for_weights_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
+    exit_code, _, stderr = _check_7b(cli, tmp_path, "num_lora_pages: 128", "12000000000")
+    assert exit_code == 2 and "; take a larger GPU, or a larger group" in stderr
+
+
+def _check_7b(cli: Cli, folder: Path, settings: str, gpu: str = "h200") -> tuple[int, str, str]:
+    engine = f"model: 'shape:llama-2-7b', tokenizer: 'demo:model', load_format: dummy, {settings}"
+    (folder / "config.yaml").write_text(f"engine: {{{engine}}}\n")
+    return cli("config", "check", str(folder / "config.yaml"), "--gpu", gpu)
 
 
 def test_a_group_is_told_what_each_of_its_ranks_has(cli: Cli) -> None:
