@@ -8,6 +8,7 @@ from itertools import chain, repeat
 from threading import BoundedSemaphore, Event
 from typing import Protocol
 
+import numpy as np
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 
@@ -132,8 +133,8 @@ async def _read_from_s3(filesystem: AsyncFileSystem, path: str, start: int, end:
 
 
 async def _read_at_most(stream: _Readable, num_bytes: int) -> memoryview:
-    """Each byte is copied once: memory that grows is copied with each chunk."""
-    content, done = memoryview(bytearray(num_bytes)), 0
+    """Each byte is copied once, into memory that nobody has cleared: memory that grows is copied with each chunk."""
+    content, done = np.empty(num_bytes, np.uint8).data, 0
     while done < num_bytes and (chunk := await stream.read(num_bytes - done)):
         content[done : done + len(chunk)] = chunk
         done += len(chunk)
