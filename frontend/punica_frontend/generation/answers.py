@@ -59,7 +59,7 @@ class Frame(msgspec.Struct, frozen=True):
         Meta(description="The text that these tokens add. Empty while a character or a stop string may be incomplete."),
     ] = ""
     finish_reason: Annotated[FinishReason | None, Meta(description="In the request's last frame.")] = None
-    usage: Annotated[TokenUsage | None, Meta(description="In the last frame of a request that was started.")] = None
+    usage: Annotated[TokenUsage | None, Meta(description="In the last frame of a request that did not fail.")] = None
     error: Annotated[ErrorObject | None, Meta(description="Why a frame was refused, or a request failed.")] = None
     logprobs: Annotated[
         tuple[Logprob, ...] | UnsetType, Meta(description="One for each of token_ids, if requested.")
