@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -97,8 +97,12 @@ class Replay:
                         await self._all_ended.wait()
                 for reader in readers:
                     reader.cancel()
-        except* ClusterUnavailable as group:
-            raise ClusterUnavailable(str(group.exceptions[0])) from None
+        except ExceptionGroup as group:
+            # A cut connection can end readers and the sender at once.
+            cuts, others = group.split(ClusterUnavailable)
+            if cuts is None or others is not None:
+                raise
+            raise ClusterUnavailable(str(cuts.exceptions[0])) from None
 
     async def _send_all(self, sockets: Sequence[ClientConnection], on_progress: Callable[[float], None]) -> None:
         for number, due_s in enumerate(self._arrivals.times_s):
@@ -121,14 +125,13 @@ class Replay:
         if slo := _promised(self._slos[number], self._speed):
             request["slo"] = slo
         self.streams.append(ReplayedStream(self.now_s()))
-        await socket.send(msgspec.json.encode(request).decode())
+        with _cuts_told():
+            await socket.send(msgspec.json.encode(request).decode())
 
     async def _read(self, socket: ClientConnection) -> None:
-        try:
+        with _cuts_told():
             while True:
                 self._take(self._decode(await socket.recv(decode=False)))
-        except ConnectionClosed as error:
-            raise ClusterUnavailable(f"a frontend cut the connection: {error}") from error
 
     def _take(self, frame: _Frame) -> None:
         self.streams[int(frame.request_id)].take(frame, self.now_s())
@@ -136,6 +139,14 @@ class Replay:
             self._num_ended += 1
             if self._num_ended == len(self._arrivals):
                 self._all_ended.set()
+
+
+@contextlib.contextmanager
+def _cuts_told() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionClosed as error:
+        raise ClusterUnavailable(f"a frontend cut the connection: {error}") from error
 
 
 def _promised(slo: Slo, speed: float) -> dict[str, float]:

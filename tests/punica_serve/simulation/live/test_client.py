@@ -104,6 +104,21 @@ async def test_a_frontend_that_cuts_is_told() -> None:
         await replayed(answer)
 
 
+async def test_connections_that_are_cut_before_the_first_request_are_told() -> None:
+    """Then the sender fails beside the readers."""
+
+    async def handle(socket: ServerConnection) -> None:
+        await socket.close(1011, "no more")
+
+    async with serve(handle, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with connected([f"http://127.0.0.1:{port}"]) as sockets:
+            for socket in sockets:
+                await socket.wait_closed()
+            with pytest.raises(ClusterUnavailable, match="cut the connection"):
+                await Replay(ARRIVALS, SLOS, speed=1e9).run(sockets)
+
+
 async def test_a_frontend_that_is_not_there_is_told() -> None:
     with pytest.raises(
         ClusterUnavailable, match=r"no frontend answers at http://127\.0\.0\.1:1 \(Connection refused\); "
