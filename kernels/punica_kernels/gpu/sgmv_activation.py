@@ -16,13 +16,13 @@ from punica_kernels.gpu.expand_tile import ExpandSizes, load_tile
 from punica_kernels.gpu.lora_constants import TILE_ROWS
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
 from punica_kernels.gpu.sgmv import check_b_pages, check_v
-from punica_kernels.gpu.sgmv_config import ActivationConfig, activation_config
+from punica_kernels.gpu.sgmv_config import ExpandConfig, activation_config
 from punica_kernels.integers import ceil_div
 from punica_kernels.low_rank import LowRankDelta
 
 
 def expand_and_activate(
-    out: Tensor, gate_up: Tensor, delta: LowRankDelta, *, gelu: bool, config: ActivationConfig | None = None
+    out: Tensor, gate_up: Tensor, delta: LowRankDelta, *, gelu: bool, config: ExpandConfig | None = None
 ) -> None:
     """out = silu(gate) * up, or gelu's, where [gate, up] = gate_up + delta, for the rows of delta's table.
 

@@ -28,7 +28,7 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """Launch configuration of the expand of one group."""
+    """Launch configuration of the expand of one group, alone or within the activation."""
 
     #: Partial sums to add up: the shrink's splits.
     split_k: int
@@ -42,19 +42,6 @@ class ExpandConfig:
     log2_blocks: int
     num_warps: int
     #: Registers of a thread. The compiler would take more without gain, and fewer programs would run at a time.
-    max_registers: int
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationConfig:
-    """Launch configuration of the expand of gate and up within their activation; fields are those of ExpandConfig."""
-
-    split_k: int
-    tile_programs: int
-    block_n: int
-    tile_n: int
-    log2_blocks: int
-    num_warps: int
     max_registers: int
 
 
@@ -122,13 +109,13 @@ def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, ite
 
 
 @cache
-def activation_config(shape: LoraTableShape, width: int) -> ActivationConfig:
+def activation_config(shape: LoraTableShape, width: int) -> ExpandConfig:
     """The expand of gate and up, of `width` outputs each, within their activation."""
     block_n = min(128, max(16, next_power_of_two(width)))
     # A row holds weights of gate and of up.
     num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // 2 // block_n))
     holds_prefill = _holds_prefill(shape)
-    return ActivationConfig(
+    return ExpandConfig(
         split_k=num_splits(shape, 2),
         tile_programs=shape.max_tiles if holds_prefill else _turn_programs(shape, ceil_div(width, block_n)),
         block_n=block_n,
