@@ -46,15 +46,16 @@ check: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mkdocs build --strict --quiet
 
+# The tests of a file stay together, with what they share.
+IN_TWO := --numprocesses 2 --dist loadfile
+
 test: check
-	$(BIN)/pytest -rs --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest -rs $(IN_TWO)
 
-# Whole clusters, and pages whose frames are counted, have the machine for themselves.
-PARALLEL := tests/kernels tests/punica_serve
-
+# In the order of the folders: the tests of clusters, which take longest, begin first.
 test-slow: install
-	$(BIN)/pytest -rs -m slow --numprocesses 2 --dist loadgroup $(PARALLEL)
-	$(BIN)/pytest -rs -m slow $(PARALLEL:%=--ignore=%)
+	$(BIN)/pytest -rs -m 'slow and not alone' $(IN_TWO) --no-loadscope-reorder
+	$(BIN)/pytest -rs -m 'slow and alone'
 
 # Random faults under load; MINUTES=10 SEED=7 make soak breaks the same things again.
 soak: MINUTES ?= 10

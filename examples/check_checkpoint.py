@@ -47,7 +47,7 @@ def _compare(options: argparse.Namespace) -> int:
     answers = engine_answers(config, None, dtype=options.dtype, device=options.device)
     rows = compare_base(answers, config.model, dtype=options.dtype, device=options.device)
     Console(highlight=False).print(parity_table(rows))
-    # What is no number is beyond the tolerance.
+    # A difference that is NaN is beyond the tolerance.
     return int(options.dtype == "float32" and not all(row.difference <= TOLERANCE for row in rows))
 
 

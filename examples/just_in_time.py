@@ -61,6 +61,7 @@ def main() -> None:
         httpx.Client(base_url=options.url, headers=headers, timeout=30.0, trust_env=False) as client,
     ):
         look_for_cluster(client)
+        say(f"training on {len(EXAMPLES)} lines: seconds on an idle machine, more than a minute on a busy one")
         trained_s = train(Path(folder))
         say(f"trained on {len(EXAMPLES)} lines in {trained_s:.1f} s")
         started_s = time.monotonic()

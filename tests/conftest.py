@@ -32,12 +32,6 @@ gc.set_threshold(20_000, 10, 20)
 settings.load_profile("ci")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes run the tests, those of a file stay together, and all of tests/e2e with their cluster."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("e2e" if "e2e" in item.path.parts else item.path.stem))
-
-
 def pytest_collection_finish() -> None:
     """The collector leaves alone what is there before the first test."""
     gc.collect()
@@ -50,13 +44,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs an NVIDIA GPU")
 
 
+@pytest.fixture(autouse=True)
+def _own_garbage(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A connection that a slow test leaves open fails that test, and no later one in which it happens to be found."""
+    yield
+    if request.node.get_closest_marker("slow"):
+        gc.collect()
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """The garbage collector stands still, so what is free again was in no cycle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keeps the default `data_folder` out of the home folder."""
     os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
 

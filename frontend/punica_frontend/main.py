@@ -30,7 +30,7 @@ from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.links.https_context import server_context
 from punica_serve.links.ssl_context import client_context
-from punica_serve.process.memory_tuning import freeze_gc, keep_trimming_heap
+from punica_serve.process.memory_tuning import keep_trimming_heap, tune_gc
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
 from punica_serve.process.tracing import closing_spans, span_sink
@@ -95,7 +95,7 @@ async def serve(
                 sink=sink,
             )
             server = _server(dependencies, max_connections, https)
-            freeze_gc()
+            tune_gc()
             log.info("listening on %s://%s:%d", "https" if https else "http", host, listener.getsockname()[1])
             notify(READY)
             await _run(dependencies, client, server, listener, drain)

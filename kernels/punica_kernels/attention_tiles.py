@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from punica_kernels.attention_walks import Requests, block_walks, divide, write_splits
+from punica_kernels.attention_walks import Requests, block_walks, divide, row_walks, write_splits
 from punica_kernels.integers import next_power_of_two
 from punica_kernels.long_prompts import LONG_PROMPT_BLOCK_M, are_long_prompts
 from punica_kernels.members import Indices
@@ -171,12 +171,13 @@ class AttentionShape:
         if words.shape != (self.num_words,):
             raise ValueError(f"words must be [{self.num_words}], got {list(words.shape)}")
         tokens, starts, first_pages = (np.asarray(table, np.int64) for table in (lengths, query_starts, page_starts))
-        num_rows = np.where(tokens > 0, np.diff(starts), 0)
+        num_rows = np.where(tokens > 0, starts[1:] - starts[:-1], 0)
         if (num_rows > tokens).any():
             raise ValueError("a request has more query rows than tokens")
-        fits = (num_rows <= self.max_query_rows).all() and (self.max_rows is None or num_rows.sum() <= self.max_rows)
+        most_rows, sum_rows = int(num_rows.max(initial=0)), int(num_rows.sum())
+        fits = most_rows <= self.max_query_rows and (self.max_rows is None or sum_rows <= self.max_rows)
         if len(tokens) > self.max_requests or not fits:
-            raise ValueError(f"{len(tokens)} requests of at most {num_rows.max(initial=0)} rows do not fit {self}")
+            raise ValueError(f"{len(tokens)} requests of at most {most_rows} rows do not fit {self}")
         words.fill(-1)
         requests = Requests(tokens, starts, num_rows, first_pages)
         if self.shares_prefixes:
@@ -187,7 +188,12 @@ class AttentionShape:
             places[:, RowField.ROW] = starts[rows.requests]
             places[:, RowField.NUM_SPLITS] = rows.write_splits(walks, num_splits)
         else:
-            walks = block_walks(requests, self.block_queries, page_size, self.window)
+            has_one_each = most_rows == 1 and sum_rows == len(tokens)
+            walks = (
+                row_walks(requests, page_size, self.window)
+                if has_one_each
+                else block_walks(requests, self.block_queries, page_size, self.window)
+            )
             num_splits, split_pages = self._splits(walks[:, WorkTileField.NUM_TOKENS], page_size)
             write_splits(walks, num_splits)
         tiles = divide(walks, num_splits, split_pages, page_size)

@@ -41,6 +41,20 @@ def block_walks(requests: Requests, block_queries: int, page_size: int, window: 
     return walks
 
 
+def row_walks(requests: Requests, page_size: int, window: int | None) -> Indices:
+    """``block_walks`` of requests that have one row each, as decodes do, in a fraction of the time."""
+    last_visible = requests.tokens - 1
+    skipped = skipped_pages(last_visible, page_size, window)
+    last_visible -= skipped * page_size
+    walks = np.empty((len(last_visible), TILE_WORDS), np.int64)
+    walks[:, WorkTileField.FIRST_ROW] = requests.query_starts[:-1]
+    walks[:, WorkTileField.NUM_ROWS] = 1
+    walks[:, WorkTileField.FIRST_PAGE] = requests.first_pages[: len(last_visible)] + skipped
+    walks[:, WorkTileField.NUM_TOKENS] = last_visible + 1
+    walks[:, WorkTileField.LAST_VISIBLE] = last_visible
+    return walks
+
+
 def skipped_pages(last_visible: Indices, page_size: int, window: int | None) -> Indices:
     """[walks] pages before the first token that the walk's first row sees."""
     if window is None:
@@ -57,6 +71,8 @@ def write_splits(walks: Indices, num_splits: Indices) -> None:
 def first_splits(num_splits: Indices) -> Indices:
     """[blocks] The first place of each block's splits in the workspace; -1 where it has but one, which needs none."""
     is_split = num_splits > 1
+    if not is_split.any():
+        return np.full_like(num_splits, -1)
     num_places = np.where(is_split, num_splits, 0)
     return np.where(is_split, np.cumsum(num_places) - num_places, -1)
 
@@ -66,6 +82,8 @@ def divide(walks: Indices, num_splits: Indices, split_pages: Indices, page_size:
 
     Changes no walk; `WorkTileField.SPLIT` of each is that of its first split.
     """
+    if num_splits.max(initial=1) == 1:
+        return walks[np.argsort(-walks[:, WorkTileField.NUM_TOKENS], kind="stable")]
     _, nth = enumerate_members(num_splits)
     tiles, pages = np.repeat(walks, num_splits, axis=0), np.repeat(split_pages, num_splits)
     first_page = nth * pages

@@ -3,11 +3,12 @@
 A CUDA graph replays the same launches whatever the data says, so a table's size and the grids depend only on its
 `LoraTableShape`. The host writes a step's segments into it and copies it to the device. It holds two lists:
 
-- tiles, for the expand: runs of at most `TILE_ROWS` rows of one segment, with their adapter's pages, highest ranks
+- tiles, for the expand: runs of at most `tile_rows` rows of one segment, with their adapter's pages, highest ranks
   first. A tile without pages marks rows without LoRA. Every row below max_rows is in one tile. If there are entries to
-  spare, several of them share the columns of one tile.
+  spare, several of them share the columns of one tile of `TILE_ROWS`.
 - rank blocks, for the shrink: one for each tile and each two of its pages (16 rank rows), so that the work of a step
-  with mixed ranks falls into equal shares.
+  with mixed ranks falls into equal shares. A block counts the programs that have left their partial sums; the last one
+  sets the count back to zero.
 
 Unused entries are -1.
 """
@@ -25,6 +26,10 @@ from punica_kernels.members import Indices, enumerate_members
 
 #: Most rows in a tile: the height of the smallest tensor-core product.
 TILE_ROWS = 16
+#: Most rows in a tile of a table for long prompts, which reads the weights of an adapter less often.
+PROMPT_TILE_ROWS = 64
+#: Long prompts have so many rows. With fewer, small tiles have more programs, and were faster (docs/notes).
+LONG_PROMPT_ROWS = 960
 #: Rank rows of a page.
 PAGE_RANKS = 8
 #: Pages of a rank block: 16 rank rows, the width of the smallest tensor-core product.
@@ -63,6 +68,8 @@ class RankBlockField:
     NUMBER = 2
     #: BLOCK_PAGES page numbers from here on; -1 is no page.
     PAGES = 3
+    #: Programs of a shrink that have left their partial sums. Zero between launches.
+    ARRIVED = 5
 
 
 #: Words of a rank block, the last ones unused: blocks are aligned to 32 bytes.
@@ -87,9 +94,19 @@ class LoraTableShape:
             raise ValueError(f"max_rank_pages must be 1 to {MAX_RANK_PAGES}, got {self.max_rank_pages}")
 
     @property
+    def holds_long_prompts(self) -> bool:
+        """Whether so many rows share segments that most tiles of a step are full."""
+        return self.max_rows - self.max_segments >= LONG_PROMPT_ROWS
+
+    @property
+    def tile_rows(self) -> int:
+        """Most rows in a tile."""
+        return PROMPT_TILE_ROWS if self.holds_long_prompts else TILE_ROWS
+
+    @property
     def max_tiles(self) -> int:
         """Every segment has at most one partial tile; the rows past the last segment are one more."""
-        return min(self.max_rows, self.max_segments + 1 + self.max_rows // TILE_ROWS)
+        return min(self.max_rows, self.max_segments + 1 + self.max_rows // self.tile_rows)
 
     @property
     def max_tile_rank_blocks(self) -> int:
@@ -132,47 +149,53 @@ class LoraTableShape:
         if words.shape != (self.num_words,):
             raise ValueError(f"words must be [{self.num_words}], got {list(words.shape)}")
         layout = _lay_out(self, tuple(indptr), tuple(map(len, pages)))
+        numbers = np.fromiter(chain(chain.from_iterable(pages), (-1,)), np.int32)
         words[:] = layout.words
-        words[layout.page_words] = np.fromiter(chain.from_iterable(pages), np.int32)[layout.pages]
+        num_tiles, most_pages = layout.tile_pages.shape
+        tiles, blocks = _tiles(self, words)[:num_tiles], _rank_blocks(self, words)[: len(layout.block_pages)]
+        tiles[:, TILE_HEADER_WORDS : TILE_HEADER_WORDS + most_pages] = numbers[layout.tile_pages]
+        blocks[:, RankBlockField.PAGES : RankBlockField.PAGES + BLOCK_PAGES] = numbers[layout.block_pages]
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTable:
     """A filled table on the device."""
 
-    #: int32 [shape.num_words]
+    #: int32 [shape.num_words]; a shrink that runs counts in it.
     words: Tensor
     shape: LoraTableShape
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A table but for its page numbers."""
+    """A table but for its page numbers.
+
+    A page is its index among the pages of all segments' adapters, one after the other; -1 is no page.
+    """
 
     words: Words
-    #: The words that hold page numbers, and for each its index in the adapters' concatenated pages.
-    page_words: Indices
-    pages: Indices
+    #: [tiles, most pages of one]
+    tile_pages: Indices
+    #: [rank blocks, BLOCK_PAGES]
+    block_pages: Indices
 
 
-# Steps of a group, and groups of a step, mostly differ in page numbers alone.
-@lru_cache(maxsize=64)
+# Groups of a step mostly differ in page numbers alone.
+@lru_cache(maxsize=16)
 def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[int, ...]) -> _Layout:
     """The table of segments whose adapters have ``num_pages`` pages each."""
-    counts = np.asarray(num_pages, np.int64)
-    bounds = np.asarray(indptr, np.int64)
-    _check_segments(shape, bounds, counts)
     # The rows past the last segment form one without LoRA.
-    bounds, counts = np.append(bounds, shape.max_rows), np.append(counts, 0)
-    ordinals = np.arange(shape.max_tile_rank_blocks * BLOCK_PAGES)
-    pages = np.where(ordinals < counts[:, None], (np.cumsum(counts) - counts)[:, None] + ordinals, -1)
-    segment, nth = enumerate_members(-(-np.diff(bounds) // TILE_ROWS))
-    order = np.argsort(-counts[segment], kind="stable")
-    segment, nth = segment[order], nth[order]
-    first_row = bounds[segment] + nth * TILE_ROWS
-    rows = np.minimum(bounds[segment + 1] - first_row, TILE_ROWS)
-    num_rank_blocks = -(-counts[segment] // BLOCK_PAGES)
-    words, page_of_word = np.full((2, shape.num_words), -1)
+    counts, bounds = np.array((*num_pages, 0)), np.array((*indptr, shape.max_rows))
+    _check_segments(shape, bounds[:-1], counts[:-1])
+    num_rows = bounds[1:] - bounds[:-1]
+    order = np.argsort(-counts, kind="stable")
+    place, nth = enumerate_members(-(-num_rows[order] // shape.tile_rows))
+    segment, skipped = order[place], nth * shape.tile_rows
+    first_row, rows = bounds[segment] + skipped, np.minimum(num_rows[segment] - skipped, shape.tile_rows)
+    num_blocks = -(-counts // BLOCK_PAGES)
+    most_blocks, num_rank_blocks = int(num_blocks.max()), num_blocks[segment]
+    pages = _page_indices(counts, most_blocks)
+    words = np.full(shape.num_words, -1, np.int32)
     tile, column_split, num_column_splits = _split_columns((rows > 1) & (num_rank_blocks > 0), shape)
     tiles = _tiles(shape, words)[: len(tile)]
     tiles[:, ExpandTileField.FIRST_ROW] = first_row[tile]
@@ -180,17 +203,21 @@ def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[in
     tiles[:, ExpandTileField.NUM_RANK_BLOCKS] = num_rank_blocks[tile]
     tiles[:, ExpandTileField.FIRST_COLUMN_BLOCK] = column_split
     tiles[:, ExpandTileField.COLUMN_BLOCK_STEP] = num_column_splits
-    _tiles(shape, page_of_word)[: len(tile), TILE_HEADER_WORDS:] = pages[segment[tile]]
+    tile_pages = pages[segment[tile]].reshape(len(tile), most_blocks * BLOCK_PAGES)
     tile, nth = enumerate_members(num_rank_blocks)
     blocks = _rank_blocks(shape, words)[: len(tile)]
     blocks[:, RankBlockField.FIRST_ROW] = first_row[tile]
     blocks[:, RankBlockField.NUM_ROWS] = rows[tile]
     blocks[:, RankBlockField.NUMBER] = nth
-    block_pages = pages.reshape(len(counts), -1, BLOCK_PAGES)[segment[tile], nth]
-    page_fields = slice(RankBlockField.PAGES, RankBlockField.PAGES + BLOCK_PAGES)
-    _rank_blocks(shape, page_of_word)[: len(tile), page_fields] = block_pages
-    page_words = np.flatnonzero(page_of_word >= 0)
-    return _Layout(words.astype(np.int32), page_words, page_of_word[page_words])
+    blocks[:, RankBlockField.ARRIVED] = 0
+    return _Layout(words, tile_pages, pages[segment[tile], nth])
+
+
+def _page_indices(counts: Indices, most_blocks: int) -> Indices:
+    """[segments, most rank blocks of one, BLOCK_PAGES] The pages of segments of so many each; see ``_Layout``."""
+    ordinals = np.arange(most_blocks * BLOCK_PAGES).reshape(most_blocks, BLOCK_PAGES)
+    counts, firsts = counts[:, None, None], (np.cumsum(counts) - counts)[:, None, None]
+    return np.where(ordinals < counts, firsts + ordinals, -1)
 
 
 def _check_segments(shape: LoraTableShape, bounds: Indices, counts: Indices) -> None:
@@ -202,17 +229,18 @@ def _check_segments(shape: LoraTableShape, bounds: Indices, counts: Indices) -> 
         raise ValueError(f"an adapter of {counts.max()} pages does not fit {shape}")
 
 
-def _tiles(shape: LoraTableShape, words: Indices) -> Indices:
+def _tiles(shape: LoraTableShape, words: Words) -> Words:
     return words[: shape.rank_blocks_start].reshape(shape.max_tiles, shape.tile_words)
 
 
-def _rank_blocks(shape: LoraTableShape, words: Indices) -> Indices:
+def _rank_blocks(shape: LoraTableShape, words: Words) -> Words:
     return words[shape.rank_blocks_start :].reshape(shape.max_rank_blocks, RANK_BLOCK_WORDS)
 
 
 def _split_columns(wide: npt.NDArray[np.bool_], shape: LoraTableShape) -> tuple[Indices, Indices, Indices]:
-    """(tile, column split, column splits) of each entry: `wide` tiles are shared by as many entries as fit."""
+    """(tile, column split, column splits) of each entry: small `wide` tiles are shared by as many entries as fit."""
     room = (shape.max_tiles - len(wide)) // max(1, int(np.count_nonzero(wide))) + 1
-    num_splits = np.where(wide, min(room, MAX_COLUMN_SPLITS), 1)
+    most = 1 if shape.holds_long_prompts else MAX_COLUMN_SPLITS
+    num_splits = np.where(wide, min(room, most), 1)
     tile, split = enumerate_members(num_splits)
     return tile, split, num_splits[tile]

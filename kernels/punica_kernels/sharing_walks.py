@@ -1,8 +1,8 @@
 """The walks of requests that share prefixes, one query row each.
 
 A block is one row each of several requests. One walk takes all its rows over their prefix, and then each row walks
-alone over the rest of its context. What the walks of a block find is merged, for each row the prefix first. The rows of
-a table are places in its list of rows, since those of a block may lie anywhere in the step.
+alone over the rest of its context. The results of a block's walks are merged, for each row the prefix first. The rows
+of a table are places in its list of rows, since those of a block may lie anywhere in the step.
 """
 
 from dataclasses import dataclass

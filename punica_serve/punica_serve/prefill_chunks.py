@@ -58,7 +58,7 @@ class ChunkCosts:
 
 
 class PrefillBudget:
-    """What the prefills of one step may take together."""
+    """The time and the tokens that prefills of one step may take together."""
 
     __slots__ = ("_costs", "_starts", "allowance", "tokens")
 

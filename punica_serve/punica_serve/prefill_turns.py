@@ -1,4 +1,4 @@
-"""Whose turn a step's prefills are, so that a short prompt never waits for all of a long one. Pure.
+"""The order of prefills, step by step, in which a short prompt never waits for all of a long one. Pure.
 
 Steps take turns: in one, the prompts that need the fewest steps come first; in the next, the oldest does. So a prompt
 is done after at most twice the steps that it would take first come, first served. Where no prompt needs more steps than

@@ -39,6 +39,8 @@ class RequestSpans:
                 if margin is not None:
                     span.attributes["punica.launch_lead_us"] = round(1e6 * margin.lead_s)
                     span.attributes["punica.launched_early_us"] = round(1e6 * margin.early_s)
+                    for rank, early_s in margin.ranks_early_s.items():
+                        span.attributes[f"punica.launched_early_us.rank_{rank}"] = round(1e6 * early_s)
                 self._sink.emit(span, now_ns)
                 self._open[request_id] = parent, self._begin("decode", parent, now_ns)
 

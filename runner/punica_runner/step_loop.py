@@ -1,6 +1,6 @@
 """Turns commands into calls of the engine, and steps into reports.
 
-The engine knows requests, and the scheduler knows assignments; this module maps one to the other.
+The engine knows requests, and the scheduler knows assignments; ``LiveAssignments`` maps one to the other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from punica_serve.protocol import (
     Warm,
     WireError,
 )
+from punica_serve.worker_state.live_assignments import LiveAssignments
+from punica_serve.worker_state.reported_adapters import ReportedAdapters
 
 if TYPE_CHECKING:  # only the worker process imports torch
     from punica_serve.engine.engine import Engine
@@ -55,13 +57,8 @@ class StepLoop:
         self._num_steps = 0
         #: Numbers of the newest step.
         self._batch_size = self._num_adapters = 0
-        #: The map from requests to assignments, and back.
-        self._assignments: dict[str, AssignmentId] = {}
-        self._request_ids: dict[AssignmentId, str] = {}
-        #: The resident adapters that were reported last; None after a Reset, because the scheduler may be a new one.
-        self._reported_resident: tuple[str, ...] | None = ()
-        #: Whether the scheduler knows the host memory's adapters up to the newest changes.
-        self._has_reported_cached = True
+        self._assignments = LiveAssignments()
+        self._reported = ReportedAdapters(gpu_uuid)
 
     def apply(self, commands: Iterable[Command]) -> list[Report]:
         """Applies commands between two steps; returns the reports to send before the next step.
@@ -85,9 +82,9 @@ class StepLoop:
         is_news = reports or output.preempted or output.batch_size or self._batch_size
         self._num_steps += output.batch_size > 0
         self._batch_size, self._num_adapters = output.batch_size, output.num_adapters
-        if is_news or self._engine.resident_adapters != self._reported_resident:
+        if is_news or not self._reported.is_resident_known(self._engine.resident_adapters):
             reports.append(self._report_step(output))
-        reports += self._report_cached()
+        reports += self._reported.in_host_memory(self._engine.host_cache)
         if is_news and not output.has_run and not self._assignments:
             self._check_idle()
         return reports, output.has_run
@@ -119,10 +116,9 @@ class StepLoop:
 
     def _start(self, command: StartRequest) -> list[Report]:
         request_id = command.request.request_id
-        if (old := self._assignments.get(request_id)) is not None:
+        if (old := self._assignments.by_request.get(request_id)) is not None:
             self._stop(old)
-        self._assignments[request_id] = command.assignment
-        self._request_ids[command.assignment] = request_id
+        self._assignments.start(request_id, command.assignment)
         self._incarnation = command.assignment.incarnation
         if self._spans:
             self._spans.started(command.request)
@@ -140,20 +136,18 @@ class StepLoop:
         return about(**named(command.request), gpu=self._gpu_name)
 
     def _stop(self, assignment: AssignmentId) -> None:
-        request_id = self._request_ids.pop(assignment, None)
+        request_id = self._assignments.stop(assignment)
         if request_id is not None:
-            del self._assignments[request_id]
             self._engine.cancel(request_id)
             if self._spans:
                 self._spans.ended(request_id)
 
     def _reset(self, epoch: int) -> None:
-        for assignment in tuple(self._request_ids):
+        for assignment in self._assignments:
             self._stop(assignment)
         self._epoch = epoch
         self._applied_seq = 0
-        self._reported_resident = None
-        self._has_reported_cached = False
+        self._reported.reset()
 
     def _failed(self, request_ids: tuple[str, ...], *, permanent: bool, error: PunicaError) -> list[Report]:
         """Reports requests that the engine has dropped or refused."""
@@ -164,19 +158,18 @@ class StepLoop:
         return [AssignmentsFailed(self._gpu_uuid, self._epoch, self._applied_seq, lost, permanent, wire_error)]
 
     def _forget(self, request_id: str) -> AssignmentId:
-        assignment = self._assignments.pop(request_id)
-        del self._request_ids[assignment]
+        assignment = self._assignments.end(request_id)
         if self._spans:
             self._spans.ended(request_id)
         return assignment
 
     def _report_step(self, output: StepOutput) -> StepReport:
-        tokens = output.tokens
+        tokens, by_request = output.tokens, self._assignments.by_request
         if self._spans:
             self._spans.got_tokens((token.request_id for token in tokens), output.margin)
-        assignments = tuple(self._assignments[token.request_id].counter for token in tokens)
-        starved = tuple(self._assignments[request_id].counter for request_id in output.preempted)
-        cached = tuple((self._assignments[request_id].counter, count) for request_id, count in output.cached)
+        assignments = tuple(by_request[token.request_id].counter for token in tokens)
+        starved = tuple(by_request[request_id].counter for request_id in output.preempted)
+        cached = tuple((by_request[request_id].counter, count) for request_id, count in output.cached)
         finished = tuple((self._forget(request_id).counter, reason) for request_id, reason in output.finished)
         has_logprobs = any(token.logprobs is not None for token in tokens)
         return replace(
@@ -192,19 +185,8 @@ class StepLoop:
             cached=cached,
         )
 
-    def _report_cached(self) -> list[Report]:
-        """Reports the adapters added to host memory, or evicted from it, since the last report."""
-        cache = self._engine.host_cache
-        came, left = cache.take_changes()
-        if not self._has_reported_cached:
-            # Evictions are reported too: the scheduler may just have received, late, that the adapter was added.
-            came, self._has_reported_cached = cache.digests, True
-        return [AdaptersCached(self._gpu_uuid, came, left)] if came or left else []
-
     def _report(self) -> StepReport:
         """A report of the current state, without tokens."""
-        resident = self._engine.resident_adapters
-        reported, self._reported_resident = self._reported_resident, resident
         num_queries, num_hits = self._engine.prefix_tokens
         return StepReport(
             gpu_uuid=self._gpu_uuid,
@@ -217,7 +199,7 @@ class StepLoop:
             num_prefill_tokens=0,
             num_adapters=self._num_adapters,
             duration_s=0.0,
-            resident=None if resident == reported else resident,
+            resident=self._reported.resident(self._engine.resident_adapters),
             num_shared_kv_pages=self._engine.num_shared_kv_pages,
             num_known_kv_pages=self._engine.num_known_kv_pages,
             prefix_cache_queries=num_queries,

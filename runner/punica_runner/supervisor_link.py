@@ -4,6 +4,7 @@ import queue
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Lock
 
 from punica_runner.pipes import WorkerPipe
 from punica_runner.step_loop import Command
@@ -28,6 +29,7 @@ class SupervisorLink:
         self.num_turns = 0
         #: Fetches that the supervisor has not answered, by digest.
         self._fetches: dict[str, Future[Path]] = {}
+        self._lock = Lock()
 
     def read(self) -> None:
         """The reader thread's work, until the pipe ends. It answers pings itself, even during a step."""
@@ -49,16 +51,21 @@ class SupervisorLink:
             yield self._commands.get_nowait()
 
     def fetch(self, ref: AdapterRef) -> Future[Path]:
-        """Asks for an adapter's files on this host's disk. Don't ask again before the answer.
+        """Asks for an adapter's files on this host's disk. Calls before the answer share it.
 
         The future gets their folder, AdapterRejected if a retry can't help, or StoreUnavailable.
         """
-        future = self._fetches[ref.digest] = Future()
+        with self._lock:
+            future = self._fetches.get(ref.digest)
+            if future is not None:
+                return future
+            future = self._fetches[ref.digest] = Future()
         self._pipe.send(FetchAdapter(ref))
         return future
 
     def _end_fetch(self, message: AdapterFetched) -> None:
-        future = self._fetches.pop(message.digest, None)
+        with self._lock:
+            future = self._fetches.pop(message.digest, None)
         if future is None:
             raise ProtocolError(f"the supervisor sent adapter {message.digest}, which was not requested")
         if message.folder is not None:

@@ -1,7 +1,7 @@
 """Which GPUs may join."""
 
 from punica_serve.errors import ProtocolError
-from punica_serve.performance.profile import PerformanceProfile
+from punica_serve.performance.profile import PerformanceProfile, devices_in_words
 from punica_serve.protocol import SIMULATED_DEVICE, GpuInfo
 
 
@@ -12,8 +12,11 @@ def check_gpu(gpu: GpuInfo, profile: PerformanceProfile | None) -> None:
     """
     if min(gpu.max_batch_size, gpu.page_size, gpu.num_kv_pages) < 1:
         raise ProtocolError(f"GPU {gpu.name} can't join without a batch, a page size and pages: {gpu}")
-    if profile is not None and gpu.device_name not in (profile.device, SIMULATED_DEVICE):
+    if profile is None or gpu.device_name == SIMULATED_DEVICE:
+        return
+    own = devices_in_words(gpu.device_name, len(gpu.rank_uuids))
+    if own != profile.device_words:
         raise ProtocolError(
-            f"GPU {gpu.name} can't join: it is a {gpu.device_name!r}, and `scheduler.profile` is of a "
-            f"{profile.device!r}; measure this device with `punica-serve profile`"
+            f"GPU {gpu.name} can't join: it is a {own}, and `scheduler.profile` is of a {profile.device_words};"
+            " measure this device with `punica-serve profile`"
         )

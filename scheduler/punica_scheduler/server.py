@@ -28,12 +28,13 @@ from punica_scheduler.event_log_file import write_event_log
 from punica_scheduler.factory import scheduler_of
 from punica_scheduler.gpu_check import check_gpu
 from punica_scheduler.peer_links import PeerLinks, frontend_peer, runner_peer
+from punica_scheduler.queries import answer
 from punica_scheduler.request_spans import RequestSpans
 from punica_scheduler.scale_hook import ScaleHook
 from punica_scheduler.telemetry.observer import ClusterObserver
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.scheduler_section import SchedulerConfig
-from punica_serve.errors import ProtocolError, PunicaError
+from punica_serve.errors import ProtocolError
 from punica_serve.links.channel import Channel
 from punica_serve.links.hello import accept, listen
 from punica_serve.links.ssl_context import server_context
@@ -47,7 +48,6 @@ from punica_serve.protocol import (
     AssignmentsFailed,
     CallReply,
     CancelRequest,
-    ClusterReply,
     DrainGpu,
     DrainRunner,
     Forget,
@@ -59,12 +59,9 @@ from punica_serve.protocol import (
     GetResidency,
     GpuJoined,
     GpuLost,
-    GpuReply,
-    HistoryReply,
     Message,
     PromisesJudged,
     Request,
-    ResidencyReply,
     RunnerDrained,
     RunnerHello,
     ScaleAdvice,
@@ -74,7 +71,6 @@ from punica_serve.protocol import (
     ToScheduler,
     Warm,
     WarmAdapter,
-    WireError,
 )
 
 log = logging.getLogger(__name__)
@@ -253,12 +249,8 @@ class Server:
                 self.apply(events.RequestArrived(frontend_id, handle, request, quota, is_new))
             case CancelRequest(request_id):
                 self.apply(events.RequestCancelled(frontend_id, request_id))
-            case GetCluster(call_id):
-                _send(channel, ClusterReply(call_id, self._observer.snapshot(self._now_ns())))
-            case GetGpu(call_id, gpu):
-                _send(channel, self._gpu(call_id, gpu))
-            case GetHistory(call_id):
-                _send(channel, HistoryReply(call_id, self._observer.history()))
+            case GetCluster() | GetGpu() | GetHistory() | GetResidency():
+                _send(channel, answer(message, self._scheduler, self._observer, self._now_ns()))
             case DrainGpu(call_id, gpu, drain):
                 log.info("GPU %s is to be %s", gpu, "drained" if drain else "used again")
                 self.apply(events.GpuDrainRequested(frontend_id, call_id, gpu, drain))
@@ -269,16 +261,8 @@ class Server:
                 self.apply(events.ForgettingRequested(frontend_id, message))
             case PromisesJudged(promises):
                 self._observer.count_promises(promises)
-            case GetResidency(call_id, digests):
-                _send(channel, self._residency(call_id, digests))
             case _:
                 raise ProtocolError(f"a frontend may not send {type(message).__name__}")
-
-    def _gpu(self, call_id: int, gpu: str) -> GpuReply | CallReply:
-        try:
-            return GpuReply(call_id, self._observer.gpu(gpu, self._now_ns()))
-        except PunicaError as error:
-            return CallReply(call_id, WireError.of(error))
 
     def _warn_of_profile(self, uuid: str, ratio: float) -> None:
         log.warning(
@@ -287,12 +271,6 @@ class Server:
             self._links.gpu_name(uuid),
             ratio,
         )
-
-    def _residency(self, call_id: int, digests: tuple[str, ...]) -> ResidencyReply | CallReply:
-        try:
-            return ResidencyReply(call_id, self._scheduler.residency(digests))
-        except PunicaError as error:
-            return CallReply(call_id, WireError.of(error))
 
     def _runner_said(self, channel: Channel, runner_id: str, message: ToScheduler) -> None:
         match message:

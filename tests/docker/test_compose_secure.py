@@ -15,6 +15,7 @@ from waits import until
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.timeout(2400),
     pytest.mark.skipif(not has_engine(), reason="no Docker engine answers, or there is no Compose"),
 ]

@@ -94,6 +94,24 @@ async def test_streams_finish_on_the_version_they_began_with(
     assert (await delete(http, "changing")).status_code == 200
 
 
+async def test_a_version_finds_its_own_cached_pages_alone(http: httpx.AsyncClient, tmp_path: Path) -> None:
+    """The name leads to other weights while the pages of the first are cached, and back to the first."""
+    body = {"model": "cached", "prompt": list(range(10, 60)), "max_tokens": 8, "temperature": 0}
+
+    async def complete(folder: Path) -> tuple[str, int]:
+        await upload(http, "cached", folder)
+        answer = (await http.post("/v1/completions", json=body)).raise_for_status().json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    roman, hexadecimal = variant(tmp_path, "roman"), variant(tmp_path, "hex")
+    (first, uncached), (again, cached) = await complete(roman), await complete(roman)
+    assert first == again and (uncached, cached) == (0, 48)
+    other, found = await complete(hexadecimal)
+    assert other != first and found == 0
+    assert await complete(roman) == (first, 48)
+    assert (await delete(http, "cached")).status_code == 200
+
+
 async def test_what_is_deleted_under_way_goes_when_its_last_stream_ends(
     cluster: UpCluster, http: httpx.AsyncClient, undisturbed: list[int], tmp_path: Path, until: Until
 ) -> None:

@@ -111,6 +111,7 @@ _BUSY_SECONDS = """() => {
 }"""
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 async def test_a_ramp_of_load_draws_the_triangle_of_figure_13(tab: Tab, ramp: Ramp) -> None:
     await tab.open(f"{ramp.cluster.url}/dashboard")
@@ -134,6 +135,7 @@ async def test_a_ramp_of_load_draws_the_triangle_of_figure_13(tab: Tab, ramp: Ra
     assert not tab.own_errors
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(SCREENSHOTS_ENV not in os.environ, reason="takes two minutes; `make screenshots` runs it")
 @pytest.mark.timeout(400)  # the rise of the load alone takes half a minute
 async def test_screenshots(browser: Browser, ramp: Ramp) -> None:

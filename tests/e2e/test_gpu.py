@@ -10,6 +10,7 @@ from up_cluster import UpCluster
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("gpu_cluster", [{}, {"dtype": "float32"}], ids=["as shipped", "float32"], indirect=True)
 def test_all_integers_through_the_api_of_a_gpu(gpu_cluster: UpCluster) -> None:

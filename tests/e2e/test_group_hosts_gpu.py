@@ -21,6 +21,7 @@ NUM_GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.timeout(600),
     pytest.mark.skipif(NUM_GPUS < 2, reason=f"needs 2 GPUs, and there are {NUM_GPUS}"),
 ]

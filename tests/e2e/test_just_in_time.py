@@ -18,7 +18,8 @@ def test_the_example_trains_uploads_and_streams(cluster: UpCluster) -> None:
     command = [sys.executable, str(ROOT / "examples" / "just_in_time.py"), "--url", cluster.url, "--prompt", "7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    assert "first token" in done.stdout and done.stdout.splitlines()[-1] == "sieben"
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("training on 12 lines") and "first token" in done.stdout and last == "sieben"
 
 
 def test_the_example_looks_for_the_cluster_before_it_trains() -> None:

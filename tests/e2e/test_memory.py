@@ -32,6 +32,7 @@ CONTEXT = 131_072
 MESSAGES = [{"role": "user", "content": "42"}]
 
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
+slow_alone = [*slow, pytest.mark.alone]
 
 
 def test_a_peak_of_half_a_second_is_seen() -> None:
@@ -95,7 +96,7 @@ LONG = "{{% for _ in range({}) %}}{{% for _ in range(1024) %}}" + 32 * "a" + "{{
 
 
 class TestTemplatesThatWriteMillionsOfCharacters:
-    pytestmark = slow
+    pytestmark = slow_alone
 
     @pytest.mark.parametrize(
         ("num_chars", "says"),

@@ -95,6 +95,7 @@ async def gaps_beside(
     return idle, beside
 
 
+@pytest.mark.alone
 async def test_others_tokens_come_as_evenly_as_without(simulated: UpCluster) -> None:
     """The frontend has cores of its own, and so do the workers and the clients."""
     cores = sorted(os.sched_getaffinity(0))
@@ -121,6 +122,7 @@ def pin(pid: int, cores: set[int]) -> None:
         os.sched_setaffinity(int(thread.name), cores)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["not this model's", "bomb"])
 async def test_the_demo_never_pauses(demo: UpCluster, kind: str) -> None:
     uploads = uploads_of("valid" if kind == "not this model's" else kind, LLAMA, 4)[0]

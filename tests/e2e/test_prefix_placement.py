@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from up_cluster import Start, Stream, Until, UpCluster
+from up_cluster import TIMEOUT_S, Start, Stream, Until, UpCluster
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,8 @@ class Gpus:
     def drain(self, *uuids: str, drain: bool = True) -> None:
         for uuid in uuids:
             body = {"gpu": uuid, "drain": drain}
-            httpx.post(f"{self._cluster.url}/v1/cluster/drain", json=body, trust_env=False).raise_for_status()
+            url = f"{self._cluster.url}/v1/cluster/drain"
+            httpx.post(url, json=body, timeout=TIMEOUT_S, trust_env=False).raise_for_status()
 
     def now(self, figure: str) -> dict[str, int]:
         """A figure of each GPU."""

@@ -81,6 +81,20 @@ async def test_a_seed_makes_a_sampled_answer_reproducible(http: httpx.AsyncClien
     assert first == second
 
 
+async def test_choices_behind_an_echoed_prompt_stay_the_same_once_it_is_cached(http: httpx.AsyncClient) -> None:
+    body = {"model": "roman", "prompt": list(range(10, 60)), "echo": True, "n": 3, "temperature": 0.8, "seed": 7}
+
+    async def complete(salt: str) -> tuple[list[str], int]:
+        answer = (await http.post("/v1/completions", json={**body, "max_tokens": 12, "cache_salt": salt})).json()
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return [choice["text"] for choice in answer["choices"]], cached
+
+    texts, _ = await complete("echo and n")
+    assert await complete("echo and n") == (texts, 48)
+    assert (await complete("other pages"))[0] == texts
+    assert len(set(texts)) > 1
+
+
 async def test_the_command_line_streams_the_answer(cluster: UpCluster) -> None:
     command = (sys.executable, "-m", "punica_serve.cli", "generate", "--url", cluster.url, "--lora-id", "roman", "42")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

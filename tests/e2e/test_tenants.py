@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -85,29 +86,32 @@ def client_of(url: str, key: str) -> httpx.AsyncClient:
 
 
 async def test_a_thousand_adapters_of_twenty_tenants(simulated_cluster: UpCluster, tmp_path: Path) -> None:
-    registry = await Registry.open(sqlite_url(tmp_path / "data" / "registry.db"), deadline_s=60.0)
-    keys, counted = await fill(registry), Counter[str]()
-    clients = {tenant: client_of(simulated_cluster.url, key) for tenant, key in keys.items()}
-    began_s = time.monotonic()
-    async with asyncio.TaskGroup() as group:
+    async with AsyncExitStack() as stack:
+        registry = await Registry.open(sqlite_url(tmp_path / "data" / "registry.db"), deadline_s=60.0)
+        stack.push_async_callback(registry.close)
+        keys, counted = await fill(registry), Counter[str]()
+        clients = {}
+        for tenant, key in keys.items():
+            clients[tenant] = await stack.enter_async_context(client_of(simulated_cluster.url, key))
+        began_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for tenant, client in clients.items():
+                group.create_task(ask_all(client, tenant, REQUESTS_EACH, counted))
+        minutes = 1 + (time.monotonic() - began_s) // 60
         for tenant, client in clients.items():
-            group.create_task(ask_all(client, tenant, REQUESTS_EACH, counted))
-    minutes = 1 + (time.monotonic() - began_s) // 60
-    for tenant, client in clients.items():
-        num_answers = counted[f"{tenant} answers"]
-        assert 0.99 * REQUESTS_PER_MIN <= num_answers <= 1.01 * REQUESTS_PER_MIN * minutes
-        assert counted[f"{tenant} tokens"] == num_answers * MAX_TOKENS
-        await until_written(registry, tenant, (num_answers, num_answers * MAX_TOKENS))
-        others = await client.post("/v1/generate", json={"prompt": "4", "lora_id": f"t{(int(tenant[1:]) + 1) % 20}-0"})
-        assert others.status_code == 404
+            num_answers = counted[f"{tenant} answers"]
+            assert 0.99 * REQUESTS_PER_MIN <= num_answers <= 1.01 * REQUESTS_PER_MIN * minutes
+            assert counted[f"{tenant} tokens"] == num_answers * MAX_TOKENS
+            await until_written(registry, tenant, (num_answers, num_answers * MAX_TOKENS))
+            others = await client.post(
+                "/v1/generate", json={"prompt": "4", "lora_id": f"t{(int(tenant[1:]) + 1) % 20}-0"}
+            )
+            assert others.status_code == 404
 
-    await registry.put_tenant("t0", TenantQuota(), by=BY)
-    asking = asyncio.create_task(ask_all(clients["t0"], "t0", 400, counted))
-    for role in ("punica_runner.worker", "punica_serve.cli runner", "punica_serve.cli scheduler"):
-        await until_answered(counted["t0 answers"] + 1, counted)
-        simulated_cluster.kill(role)
-    await asking
-    await until_written(registry, "t0", (counted["t0 answers"], counted["t0 tokens"]))
-    for client in clients.values():
-        await client.aclose()
-    await registry.close()
+        await registry.put_tenant("t0", TenantQuota(), by=BY)
+        asking = asyncio.create_task(ask_all(clients["t0"], "t0", 400, counted))
+        for role in ("punica_runner.worker", "punica_serve.cli runner", "punica_serve.cli scheduler"):
+            await until_answered(counted["t0 answers"] + 1, counted)
+            simulated_cluster.kill(role)
+        await asking
+        await until_written(registry, "t0", (counted["t0 answers"], counted["t0 tokens"]))

@@ -22,7 +22,7 @@ def answers(url: str) -> bool:
     return answer.is_success and bool(answer.json()["text"] == "XLII")
 
 
-async def test_every_frontend_serves_and_every_process_comes_back(wide_cluster: UpCluster, until: Until) -> None:
+async def test_every_process_serves_comes_back_and_ends_at_ctrl_c(wide_cluster: UpCluster, until: Until) -> None:
     assert len(wide_cluster.urls) == 2
     assert all(map(answers, wide_cluster.urls))
 
@@ -33,8 +33,6 @@ async def test_every_frontend_serves_and_every_process_comes_back(wide_cluster: 
         await until(lambda: all(map(answers, wide_cluster.urls)) and wide_cluster.num_gpus() == 4)
     await until(lambda: len(wide_cluster.processes()) == 9)  # scheduler, two runners of two workers, two frontends
 
-
-async def test_ctrl_c_ends_them_all(wide_cluster: UpCluster) -> None:
     processes = wide_cluster.processes()
     wide_cluster.up.send_signal(signal.SIGINT)
     assert await asyncio.to_thread(wide_cluster.up.wait, 100) == 0

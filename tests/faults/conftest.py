@@ -17,11 +17,6 @@ RECOVERIES = pytest.StashKey[list[Recovery]]()
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def references() -> list[Reference]:
     return make_references(parse_config(cluster_document(), source="tests/faults", folder=Path.cwd()))
 

@@ -11,7 +11,7 @@ from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
 from waits import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]  # its waits end before, and say more
 
 
 def ends_of_links(log: str) -> list[str]:

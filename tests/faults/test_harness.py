@@ -1,12 +1,20 @@
 """Those who watch are watched: the load sees every kind of wrong frame, and the proxy does to a link what it says."""
 
 import asyncio
+import contextlib
+import os
+import sys
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
+from process_tree import is_alive
 from punica_faults.load import Load, Stream, _Client
+from punica_faults.procs import KeptProcess
 from punica_faults.proxy import Link
 from punica_faults.references import Reference
 from waits import DEADLINE_S, until
@@ -154,3 +162,58 @@ async def ended(echo: Echo) -> bool:
 async def test_a_wait_says_what_it_waited_for() -> None:
     with pytest.raises(AssertionError, match=r"the moon rises. It is new"):
         await until(lambda: False, "the moon rises", describe=lambda: "It is new", deadline_s=0.0)
+
+
+async def test_a_client_cancelled_while_it_closes_leaves_no_connection_open() -> None:
+    """It has more frames waiting than it takes, so it reads no more, and would not see the other side's end either."""
+
+    async def flood(socket: ServerConnection) -> None:
+        for _ in range(100):
+            await socket.send(b"{}")
+        await socket.wait_closed()
+
+    class Stuck(_Client):
+        async def _serve(self, socket: Any) -> None:
+            await asyncio.sleep(DEADLINE_S)
+
+    async with serve(flood, "127.0.0.1", 0, close_timeout=0.1) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        client = Stuck(Load({}, [], seed=0), "frontend-0", f"ws://127.0.0.1:{port}", 1)
+        running = asyncio.create_task(client.run())
+        await until(lambda: client._socket is not None and client._socket.recv_messages.paused, "it is flooded")
+        assert client._socket is not None
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.05)
+        assert running.cancelled() and client._socket.transport.is_closing()
+
+
+def _reaped(pid: int, _signum: int) -> None:
+    raise ProcessLookupError(pid)
+
+
+async def test_a_process_that_has_died_unnoticed_can_be_killed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is known to the thread that waits for it before the event loop hears of it."""
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(100)")
+    read_end, write_end = os.pipe()
+    process = KeptProcess("sleeper", command, {}, tmp_path / "log", read_end)
+    keeping = asyncio.create_task(process.keep_running())
+    await until(lambda: process.pid, "it runs")
+    pid = process.pid
+    process.kill()
+    deadline_s = time.monotonic() + DEADLINE_S
+    while is_alive(pid):  # the event loop must not turn
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)  # noqa: ASYNC251
+    assert process.pid == pid
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", _reaped)  # some versions of Python reap it in a thread
+        process.kill()
+    keeping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeping
+    os.close(read_end)
+    os.close(write_end)
+    assert not process.unexpected_deaths

@@ -8,7 +8,7 @@ from punica_faults.load import NUM_STREAMS, Load
 from punica_faults.references import Reference
 from waits import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]  # its waits end before, and say more
 
 #: Most memory that all hostile clients together may cost; a flood held in memory passes it within seconds.
 MAX_GROWTH_BYTES = 128 << 20

@@ -12,7 +12,7 @@ from punica_faults.poison import POISON_SEED
 from punica_faults.references import Reference
 from waits import DEADLINE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]  # its waits end before, and say more
 
 
 async def last_frame(url: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from punica_faults.random_faults import LINKS, felt_by
 from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]  # its waits end before, and say more
 
 FAULTS = (
     faults.kill_worker(),

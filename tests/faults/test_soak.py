@@ -11,7 +11,7 @@ from punica_faults.load import Load
 from punica_faults.recovery import Recovery
 from punica_faults.references import Reference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # its waits have deadlines of their own, and say more
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]  # its waits end before, and say more
 
 #: Enough for a handful of faults, in the slow tests.
 SHORT_MINUTES = 0.5

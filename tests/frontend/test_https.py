@@ -145,7 +145,7 @@ class TestOurClients:
 
 
 async def test_a_client_that_does_not_trust_it_does_not_connect(server: EmbeddedServer, address: str) -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as client:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await client.get(f"https://{address}/health")
 
@@ -161,7 +161,7 @@ async def test_versions_of_tls(
 async def test_plain_http_gets_nothing_and_harms_nobody(
     https: httpx.AsyncClient, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as client:
         with pytest.raises(httpx.TransportError):
             await client.get(f"http://{address}/health")
     assert (await https.get("/health")).status_code == 200
@@ -205,7 +205,7 @@ async def test_before_the_registry_is_there(
     url = f"https://127.0.0.1:{listener.getsockname()[1]}"
     async with (
         _refusing(listener, 10, server_context(files.config)),
-        httpx.AsyncClient(verify=trusting, trust_env=False) as client,
+        httpx.AsyncClient(verify=trusting, timeout=DEADLINE_S, trust_env=False) as client,
     ):
         answers = [await client.get(f"{url}{path}") for path in ("/health", "/ready")]
     assert [answer.status_code for answer in answers] == [200, 503]

@@ -9,6 +9,7 @@ from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.frontend_section import FrontendConfig
 from punica_serve.registry.registry import Registry
+from waits import DEADLINE_S
 
 PROXY, STRANGER = "127.0.0.2", "127.0.0.3"
 #: Headers as a proxy passes them on.
@@ -45,7 +46,7 @@ async def secret(registry: Registry) -> str:
 def client_at(address: str, server_address: str) -> httpx.AsyncClient:
     """It dials from this address."""
     transport = httpx.AsyncHTTPTransport(local_address=address)
-    return httpx.AsyncClient(base_url=f"http://{server_address}", transport=transport)
+    return httpx.AsyncClient(base_url=f"http://{server_address}", transport=transport, timeout=DEADLINE_S)
 
 
 async def cookie_of(address: str, server_address: str, secret: str) -> str:

@@ -5,6 +5,7 @@ import pytest
 
 from punica_kernels.lora_table import (
     BLOCK_PAGES,
+    LONG_PROMPT_ROWS,
     RANK_BLOCK_WORDS,
     TILE_HEADER_WORDS,
     TILE_ROWS,
@@ -60,6 +61,26 @@ def test_long_segments_are_cut_into_tiles() -> None:
     words = fill(shape, [0, 35, 40], [[3, 1], []])
     assert tiles(shape, words) == [(0, 16, 1, [3, 1]), (16, 16, 1, [3, 1]), (32, 3, 1, [3, 1]), (35, 5, 0, [])]
     assert [block[:2] for block in rank_blocks(shape, words)] == [[0, 16], [16, 16], [32, 3]]
+
+
+def test_tiles_of_long_prompts_are_larger_and_share_nothing() -> None:
+    shape = LoraTableShape(max_rows=LONG_PROMPT_ROWS + 2, max_segments=2, max_rank_pages=2)
+    words = fill(shape, [0, 150, 151], [[3], [1]])
+    expected = [(0, 64, 1, [3]), (64, 64, 1, [3]), (128, 22, 1, [3]), (150, 1, 1, [1])]
+    without: list[tuple[int, int, int, list[int]]] = [(151 + 64 * number, 64, 0, []) for number in range(12)]
+    assert tiles(shape, words) == [*expected, *without, (919, 43, 0, [])]
+    assert [block[:2] for block in rank_blocks(shape, words)] == [list(tile[:2]) for tile in expected]
+
+
+def test_short_prompts_beside_many_decodes_have_small_tiles() -> None:
+    assert LoraTableShape(LONG_PROMPT_ROWS + 511, 512, 2).tile_rows == TILE_ROWS
+
+
+def test_no_program_of_a_shrink_has_arrived_at_first() -> None:
+    shape = LoraTableShape(max_rows=40, max_segments=2, max_rank_pages=2)
+    words = fill(shape, [0, 35], [[3, 1]])[shape.rank_blocks_start :].reshape(-1, RANK_BLOCK_WORDS)
+    arrived = words[:3, RankBlockField.ARRIVED]
+    assert not arrived.any()
 
 
 @pytest.mark.parametrize(("num_rows", "splits"), [(4, 2), (2, 2), (1, 1)])

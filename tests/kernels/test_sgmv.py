@@ -1,12 +1,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lora_cases import RandomCase, lora_delta
 from punica_kernels import sgmv
 from punica_kernels.segments import SegmentIndex
 from punica_kernels.sgmv import add_lora, sgmv_expand, sgmv_shrink
@@ -15,27 +15,14 @@ from punica_serve.workload import Population, counts
 #: Relative Frobenius error. Sums are float32, so half precision only pays for rounding the result.
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 3e-3, torch.float16: 4e-4}
 PAGE_RANKS = 8
-#: Fixtures of this folder.
-ScatterAdapters = Callable[..., tuple[list[list[int]], Tensor, Tensor]]
-LoraDelta = Callable[["Case"], Tensor]
 RelativeError = Callable[[Tensor, Tensor], float]
-MakeCase = Callable[..., "Case"]
 
 
 @dataclass
-class Case:
-    """One call: segments, pools, inputs, and a scratch buffer poisoned with NaN."""
+class Case(RandomCase):
+    """With a scratch buffer poisoned with NaN."""
 
-    indptr: list[int]
-    pages: list[list[int]]
-    a_pages: Tensor
-    b_pages: Tensor
-    x: Tensor
-    y: Tensor
-    out_offsets: tuple[int, ...]
     v: Tensor
-    #: LoRA's part of y.
-    reference: LoraDelta
 
     @property
     def index(self) -> SegmentIndex:
@@ -48,29 +35,15 @@ class Case:
         return y
 
     def expected(self) -> Tensor:
-        return self.y.double() + self.reference(self)
+        return self.y.double() + lora_delta(self)
 
 
-@pytest.fixture
-def make_case(scatter_adapters: ScatterAdapters, lora_delta: LoraDelta) -> MakeCase:
-    """make_case(rows of each segment, rank of its adapter): adapters of 0 ranks are none."""
-
-    def make(
-        segment_rows: list[int],
-        ranks: list[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        h_in: int = 40,
-        slice_widths: tuple[int, ...] = (24,),
-    ) -> Case:
-        pages, a_pages, b_pages = scatter_adapters(ranks, dtype=dtype, h_in=h_in, slice_widths=slice_widths)
-        indptr, out_offsets = (list(accumulate(counts, initial=0)) for counts in (segment_rows, slice_widths))
-        x, y = (torch.randn(indptr[-1], width).to(dtype) for width in (h_in, out_offsets[-1]))
-        max_ranks = (max(map(len, pages)) + 1) * PAGE_RANKS
-        v = torch.full((indptr[-1] + 2, len(slice_widths), max_ranks), torch.nan)
-        return Case(indptr, pages, a_pages, b_pages, x, y, tuple(out_offsets), v, lora_delta)
-
-    return make
+def make_case(segment_rows: list[int], ranks: list[int], **options: Any) -> Case:
+    """As ``RandomCase.of``."""
+    case = RandomCase.of(segment_rows, ranks, **options)
+    max_ranks = (max(map(len, case.pages)) + 1) * PAGE_RANKS
+    v = torch.full((len(case.x) + 2, len(case.out_offsets) - 1, max_ranks), torch.nan)
+    return Case(**vars(case), v=v)
 
 
 def mixed_ranks(num_adapters: int) -> list[int]:
@@ -81,7 +54,7 @@ def mixed_ranks(num_adapters: int) -> list[int]:
 @pytest.mark.parametrize("population", Population)
 @pytest.mark.parametrize("num_rows", [1, 7, 32, 65])
 def test_add_lora_over_populations_of_mixed_ranks(
-    make_case: MakeCase, relative_error: RelativeError, population: Population, num_rows: int, dtype: torch.dtype
+    relative_error: RelativeError, population: Population, num_rows: int, dtype: torch.dtype
 ) -> None:
     segment_rows = counts(population, num_rows)
     case = make_case(segment_rows, mixed_ranks(len(segment_rows)), dtype=dtype, slice_widths=(24, 8, 8))
@@ -89,34 +62,30 @@ def test_add_lora_over_populations_of_mixed_ranks(
 
 
 @pytest.mark.parametrize("rank", [*range(1, 10), 16, 31, 64])
-def test_one_row_per_segment_is_the_bgmv_case(make_case: MakeCase, relative_error: RelativeError, rank: int) -> None:
+def test_one_row_per_segment_is_the_bgmv_case(relative_error: RelativeError, rank: int) -> None:
     case = make_case([1] * 5, [rank] * 5)
     assert relative_error(case.run(), case.expected()) < TOLERANCES[torch.float32]
 
 
 @pytest.mark.parametrize(("h_in", "slice_widths"), [(1, (1,)), (3, (5, 7)), (129, (1, 130, 3)), (64, (64, 64))])
-def test_odd_widths(
-    make_case: MakeCase, relative_error: RelativeError, h_in: int, slice_widths: tuple[int, ...]
-) -> None:
+def test_odd_widths(relative_error: RelativeError, h_in: int, slice_widths: tuple[int, ...]) -> None:
     case = make_case([3, 1, 17], [12, 8, 40], h_in=h_in, slice_widths=slice_widths)
     assert relative_error(case.run(), case.expected()) < TOLERANCES[torch.float32]
 
 
-def test_a_prefill_beside_decodes_and_empty_segments(make_case: MakeCase, relative_error: RelativeError) -> None:
+def test_a_prefill_beside_decodes_and_empty_segments(relative_error: RelativeError) -> None:
     case = make_case([200, 0, 1, 1, 0, 1], [16, 8, 64, 0, 0, 4], slice_widths=(24, 24))
     assert relative_error(case.run(), case.expected()) < TOLERANCES[torch.float32]
 
 
-def test_weights_are_gathered_in_parts(
-    make_case: MakeCase, relative_error: RelativeError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_gathered_in_parts(relative_error: RelativeError, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sgmv, "_GATHER_ELEMENTS", 2 * PAGE_RANKS * 40)
     case = make_case([1] * 7 + [70], [16] * 8)
     assert relative_error(case.run(), case.expected()) < TOLERANCES[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_rows_without_lora_keep_their_bits(make_case: MakeCase, dtype: torch.dtype) -> None:
+def test_rows_without_lora_keep_their_bits(dtype: torch.dtype) -> None:
     case = make_case([2, 5, 1, 30, 1], [8, 0, 64, 0, 0], dtype=dtype)
     case.x[2:7] = torch.nan
     y = case.run()
@@ -125,13 +94,13 @@ def test_rows_without_lora_keep_their_bits(make_case: MakeCase, dtype: torch.dty
     assert not torch.equal(y[:2], case.y[:2])
 
 
-def test_nothing_happens_without_lora(make_case: MakeCase) -> None:
+def test_nothing_happens_without_lora() -> None:
     case = make_case([4, 3], [0, 0])
     assert torch.equal(case.run(), case.y)
     assert case.v.isnan().all()
 
 
-def test_shrink_writes_only_the_rows_own_ranks(make_case: MakeCase) -> None:
+def test_shrink_writes_only_the_rows_own_ranks() -> None:
     case = make_case([1, 2, 1], [8, 24, 0], slice_widths=(8, 8))
     sgmv_shrink(case.v, case.x, case.a_pages, case.index)
     expected = torch.einsum("nk,psik->nspi", case.x[1:3], case.a_pages[case.pages[1]]).flatten(2)
@@ -142,7 +111,7 @@ def test_shrink_writes_only_the_rows_own_ranks(make_case: MakeCase) -> None:
     assert case.v[3:].isnan().all()
 
 
-def test_shrink_then_expand_is_add_lora(make_case: MakeCase) -> None:
+def test_shrink_then_expand_is_add_lora() -> None:
     case = make_case([5, 1], [16, 3])
     y = case.y.clone()
     sgmv_shrink(case.v, case.x, case.a_pages, case.index)
@@ -150,7 +119,7 @@ def test_shrink_then_expand_is_add_lora(make_case: MakeCase) -> None:
     assert torch.equal(y, case.run())
 
 
-def test_expand_alone_gives_what_lora_adds(make_case: MakeCase, relative_error: RelativeError) -> None:
+def test_expand_alone_gives_what_lora_adds(relative_error: RelativeError) -> None:
     case = make_case([5, 2, 1], [16, 0, 3])
     delta = torch.full_like(case.y, torch.nan)
     sgmv_shrink(case.v, case.x, case.a_pages, case.index)
@@ -159,7 +128,7 @@ def test_expand_alone_gives_what_lora_adds(make_case: MakeCase, relative_error: 
     assert not delta[5:7].any()
 
 
-def test_strided_inputs_and_outputs(make_case: MakeCase, relative_error: RelativeError) -> None:
+def test_strided_inputs_and_outputs(relative_error: RelativeError) -> None:
     case = make_case([5, 1, 20], [16, 3, 64])
     wide_x, wide_y = torch.randn(26, 3, 40), torch.randn(26, 100)
     strided = replace(case, x=wide_x[:, 1], y=wide_y[:, 10:34], v=torch.empty(64, 1, 26).permute(2, 1, 0))
@@ -187,7 +156,7 @@ def test_strided_inputs_and_outputs(make_case: MakeCase, relative_error: Relativ
         ("v", torch.zeros(6, 1, 16, dtype=torch.bfloat16)),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(make_case: MakeCase, argument: str, value: Any) -> None:
+def test_arguments_that_do_not_fit_are_named(argument: str, value: Any) -> None:
     case = replace(make_case([5, 1], [16, 3]), **{argument: value})
     with pytest.raises(ValueError, match=f"^{argument} must"):
         case.run()

@@ -133,3 +133,11 @@ def test_a_hello_shows_who_it_is_and_not_the_token() -> None:
         "FrontendHello(version=(1, 0), frontend_id='f')",
         "RunnerHello(version=(1, 0), runner_id='r', instance='i')",
     ]
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("stop_token_ids", [(), (5,), (2, 5)])
+def test_a_request_ends_with_its_end_ids_alone(ignore_eos: bool, stop_token_ids: tuple[int, ...]) -> None:
+    params, eos_token_ids = SamplingParams(ignore_eos=ignore_eos, stop_token_ids=stop_token_ids), (2, 3)
+    ending = {token_id for token_id in range(8) if params.ends_with(token_id, eos_token_ids)}
+    assert ending == params.end_ids(eos_token_ids)

@@ -17,11 +17,16 @@ def test_spans_have_the_gpus_uuid_and_name(monkeypatch: pytest.MonkeyPatch) -> N
         sink = SpanSink("worker", collector.url)
         spans = RequestSpans(sink, "GPU-1", "host/0")
         spans.started(Request("r", 0, (1,), SamplingParams(), traceparent=PARENT.traceparent))
-        spans.got_tokens(["r"], LaunchMargin(lead_s=0.0015, early_s=0.00025))
+        spans.got_tokens(["r"], LaunchMargin(0.0015, early_s=0.00025, ranks_early_s={1: 0.00023}))
         spans.ended("r")
         sink.close()
         attributes = {"punica.gpu": "GPU-1", "punica.gpu_name": "host/0"}
+        launches = {
+            "punica.launch_lead_us": 1500,
+            "punica.launched_early_us": 250,
+            "punica.launched_early_us.rank_1": 230,
+        }
         assert [(span.name, span.attributes) for span in collector.spans] == [
-            ("prefill", {**attributes, "punica.launch_lead_us": 1500, "punica.launched_early_us": 250}),
+            ("prefill", {**attributes, **launches}),
             ("decode", attributes),
         ]

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from punica_serve.simulation.tokens import token_at
 from waits import DEADLINE_S
 
 
-def config(**engine: int) -> ClusterConfig:
+def config(**engine: Any) -> ClusterConfig:
     return ClusterConfig(
         engine=EngineConfig(model=shape_folder("llama-2-7b"), **engine),
         runner=RunnerConfig(devices=("simulated",)),
@@ -58,6 +59,14 @@ async def test_a_simulated_worker_runs_requests_in_a_process_of_its_own() -> Non
     }
     assert finished == {1: "length", 2: "length"}
     assert isinstance(report, StepReport) and report.free_kv_pages == 100
+
+
+async def test_it_tells_what_limits_the_batch_of_auto() -> None:
+    cluster = config(max_batch_size="auto", num_kv_pages=3000, target_step_ms=1000.0)
+    command = engine_worker_command(cluster, "host", 0)
+    async with asyncio.timeout(DEADLINE_S), run_worker(command, cluster.runner, WorkerTiers()) as worker:
+        assert (worker.gpu.max_batch_size, worker.gpu.batch_limit) == (64, "num_kv_pages")
+        assert worker.gpu.max_prefills == 2
 
 
 async def test_after_a_reset_reports_name_the_new_incarnation() -> None:

@@ -66,6 +66,17 @@ def supervisor() -> Iterator[_Supervisor]:
     made.end()
 
 
+def test_a_fetch_that_is_not_answered_yet_is_shared(supervisor: _Supervisor) -> None:
+    """An adapter may be in host memory before the answer, and evicted and asked for again."""
+    future = supervisor.link.fetch(REF)
+    assert supervisor.link.fetch(REF) is future
+    assert supervisor.heard() == FetchAdapter(REF)
+    supervisor.tell(AdapterFetched("d1", "/cache/d1"))
+    assert future.result(DEADLINE_S) == Path("/cache/d1")
+    assert supervisor.link.fetch(REF) is not future
+    assert supervisor.heard() == FetchAdapter(REF)
+
+
 def test_a_fetch_ends_with_the_folder(supervisor: _Supervisor) -> None:
     future = supervisor.link.fetch(REF)
     assert supervisor.heard() == FetchAdapter(REF)

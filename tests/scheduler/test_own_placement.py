@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from all_placements import gpu_model
+from placed_requests import PlacedRequests
 from punica_scheduler.core.placement import Placement
 from punica_scheduler.factory import settings_of
 from punica_scheduler.own_placement import load_placement
@@ -14,6 +15,7 @@ from punica_serve.performance.step_columns import StepTimeColumns
 from scheduler_in_words import NewCluster
 
 EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'pack_to_half.py'}:PackToHalf"
+DOCS = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 
 def test_the_example_packs_up_to_half_a_batch_and_then_spreads(new_cluster: NewCluster) -> None:
@@ -34,6 +36,15 @@ def test_its_dataclass_may_have_annotations_as_strings(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from __future__ import annotations\n" + Path(EXAMPLE.rpartition(":")[0]).read_text())
     assert _costs_of(load_placement(f"{file}:PackToHalf", None)) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["working_set", "room", "adapter_refcounts", "resident", "cached", "load_sums", "info"]
+)
+def test_a_gpu_tells_it_what_the_docs_promise(name: str) -> None:
+    """See docs/scheduling.md. Nothing else of ours may read one of them."""
+    assert f"`{name}`" in DOCS.read_text()
+    assert hasattr(PlacedRequests("A").gpus["A"], name)
 
 
 def _costs_of(placement: Placement) -> object:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from browser import Tab
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
+    """Shared by the tests of a file, whose tabs have a profile each."""
     from browser import chromium  # Playwright is for those who use it
 
     async with chromium() as browser:

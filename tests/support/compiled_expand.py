@@ -9,6 +9,7 @@ import sys
 import tempfile
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -20,14 +21,14 @@ from punica_kernels.lora_table import LoraTableShape
 
 SPLITS = (4, 8, 16)
 SLICES = (2, 3)
-#: Those of 256 decodes and of a prompt of 512 beside 31, with room for ranks to 128.
-ACTIVATION_SHAPES = (LoraTableShape(256, 256, 16), LoraTableShape(543, 33, 16))
+#: Those of 256 decodes and of prompts of 512 and 2,048 beside 31, with room for ranks to 128.
+ACTIVATION_SHAPES = (LoraTableShape(256, 256, 16), LoraTableShape(543, 33, 16), LoraTableShape(2079, 33, 16))
 _TYPES = {
     **{"y": "*bf16", "out": "*bf16", "gate_up": "*bf16", "v": "*fp32", "b": "*bf16", "tiles": "*i32"},
     **dict.fromkeys(("max_tiles", "y_stride", "out_stride", "gate_up_stride", "page_stride"), "i32"),
 }
 _CONSTANTS = {
-    **{"END_0": 4096, "END_1": 4096, "END_2": 4096, "TILE_WORDS": 7, "SLICES": 1, "MAX_RANKS": 16},
+    **{"END_0": 4096, "END_1": 4096, "END_2": 4096, "TILE_WORDS": 7, "TILE_ROWS": 16, "SLICES": 1, "MAX_RANKS": 16},
     **{"BLOCK_N": 128, "TILE_N": 64, "LOG2_BLOCKS": 0, "IN_TURNS": False},
     **{"EVEN_N": True, "ACCUMULATE": True, "PDL_WAIT": True, "PDL_TRIGGER": False},
 }
@@ -52,7 +53,7 @@ def count_conversions(split_k: int) -> int:
 def spilled_bytes(num_slices: int) -> int:
     """256 decodes of ranks to 16, as the engine adds LoRA to a group of 4096 outputs a slice beside its product."""
     shape = LoraTableShape(256, 256, 2)
-    config = expand_config(shape, num_slices, 4096, 2)
+    config = expand_config(shape, num_slices, 4096, torch.bfloat16)
     ends = {f"END_{number}": 4096 * min(number + 1, num_slices) for number in range(3)}
     blocks = {"BLOCK_N": config.block_n, "TILE_N": config.tile_n, "LOG2_BLOCKS": config.log2_blocks}
     step = {"SPLIT_K": config.split_k, "SLICES": num_slices, "ACCUMULATE": False, "IN_TURNS": True}
@@ -61,9 +62,10 @@ def spilled_bytes(num_slices: int) -> int:
 
 
 def spilled_by_activation(shape: LoraTableShape) -> int:
-    config = activation_config(shape, 11008)
+    config = activation_config(shape, 11008, torch.bfloat16)
     constants = {
         **{"WIDTH": 11008, "GELU": False, "TILE_WORDS": shape.tile_words, "MAX_RANKS": shape.max_ranks},
+        **{"TILE_ROWS": shape.tile_rows, "LONG_PROMPTS": shape.holds_long_prompts},
         **{"SPLIT_K": config.split_k, "BLOCK_N": config.block_n, "TILE_N": config.tile_n},
         **{"LOG2_BLOCKS": config.log2_blocks, "PDL_WAIT": False, "PDL_TRIGGER": True},
     }

@@ -26,6 +26,7 @@ from punica_serve.protocol import (
     Mark,
     Percentiles,
     PlacedRequest,
+    PrefixCaching,
     PromiseCounts,
     RateLimits,
     RecentFigures,
@@ -68,6 +69,8 @@ class EchoCluster:
         self.rate_limits: RateLimits | None = None
         #: Cached tokens of every prompt; None: its GPU shares no pages.
         self.num_cached_tokens: int | None = None
+        #: Tokens that its GPU looked up and found in cached pages; None: it shares no pages.
+        self.prefix_tokens: tuple[int, int] | None = None
         #: Judged promises, as frontends report them.
         self.promises = NO_PROMISES
         self.drained: set[str] = set()
@@ -153,7 +156,9 @@ class EchoCluster:
 
     async def cluster(self) -> ClusterSnapshot:
         self._check_connected()
-        info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8}, "host/0")
+        sharing = None if self.prefix_tokens is None else PrefixCaching("model")
+        info = GpuInfo("CPU-1", "cpu", 32, 16, 100, {"qkv": 8}, "host/0", prefix_caching=sharing)
+        num_looked_up, num_found = self.prefix_tokens or (0, 0)
         is_draining = "CPU-1" in self.drained
         gpu = GpuSnapshot(
             gpu=info,
@@ -168,6 +173,9 @@ class EchoCluster:
             num_cached_adapters=5,
             batch_size_mean=self.batch_size_mean,
             batch_size_max=self.batch_size_max,
+            num_known_kv_pages=num_found // info.page_size,
+            prefix_cache_queries=num_looked_up,
+            prefix_cache_hits=num_found,
             num_adapters=1,
             step_time_ratio=self.step_time_ratio,
         )

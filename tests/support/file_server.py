@@ -28,6 +28,13 @@ class FileServer:
     ignores_ranges: bool = False
     #: By path: seconds between two bytes of a file.
     pauses_s: dict[str, float] = field(default_factory=dict)
+    #: By path: ranges that begin at this byte or later wait until ``may_go_on`` is set.
+    held_from: dict[str, int] = field(default_factory=dict)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+    #: By path: connections of such ranges are cut half way.
+    cut_from: dict[str, int] = field(default_factory=dict)
+    #: Connections that are still cut.
+    num_cuts: int = 1 << 30
     was_asked: threading.Event = field(default_factory=threading.Event)
     #: Answers wait until it is set.
     may_answer: threading.Event = field(default_factory=threading.Event)
@@ -73,16 +80,23 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, has_body: bool) -> None:
         self.server.state.headers_of[self._file] = {name.lower(): value for name, value in self.headers.items()}
         content = self._begin()
+        if has_body and self._begins_from(self.server.state.held_from):
+            self.server.state.may_go_on.wait(60)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         pause_s = self.server.state.pauses_s.get(self._file)
-        if not has_body or pause_s is None:
+        if has_body and self.server.state.num_cuts and self._begins_from(self.server.state.cut_from):
+            self.server.state.num_cuts -= 1
+            self.close_connection = True
+            with suppress(OSError):  # the client has left
+                self.wfile.write(content[: len(content) // 2])
+        elif not has_body or pause_s is None:
             self.wfile.write(content if has_body else b"")
-            return
-        with suppress(OSError):  # the client has left
-            for byte in content:
-                self.wfile.write(bytes((byte,)))
-                time.sleep(pause_s)
+        else:
+            with suppress(OSError):  # the client has left
+                for byte in content:
+                    self.wfile.write(bytes((byte,)))
+                    time.sleep(pause_s)
 
     def _begin(self) -> bytes:
         """Sends the status and what headers belong to it; the body is still to be sent."""
@@ -104,6 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
             return state.files[self._file]
         return b""
 
+    def _begins_from(self, starts: dict[str, int]) -> bool:
+        wanted = self._range()
+        return wanted is not None and self._file in starts and int(wanted[1]) >= starts[self._file]
+
     def _range(self) -> re.Match[str] | None:
         return re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
 
@@ -124,6 +142,7 @@ def serve_files() -> Iterator[FileServer]:
         yield state
     finally:
         state.may_answer.set()
+        state.may_go_on.set()
         server.shutdown()
         server.server_close()
         thread.join()

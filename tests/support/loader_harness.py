@@ -22,17 +22,17 @@ from waits import DEADLINE_S
 
 CPU = torch.device("cpu")
 
-Told = TypeVar("Told")
+Report = TypeVar("Report")
 
 
-def poll_until(poll: Callable[[], list[Told]], progress: Event, condition: Callable[[], bool]) -> list[Told]:
-    """All that a loader tells until the condition holds, polled whenever its threads have made progress."""
-    told, deadline_s = poll(), time.monotonic() + DEADLINE_S
+def poll_until(poll: Callable[[], list[Report]], progress: Event, condition: Callable[[], bool]) -> list[Report]:
+    """All that a loader reports until the condition holds, polled whenever its threads have made progress."""
+    reports, deadline_s = poll(), time.monotonic() + DEADLINE_S
     while not condition():
         assert progress.wait(deadline_s - time.monotonic()), "the loader makes no progress"
         progress.clear()
-        told += poll()
-    return told
+        reports += poll()
+    return reports
 
 
 class LoaderHarness:

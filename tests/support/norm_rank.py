@@ -19,7 +19,7 @@ from punica_serve.engine.ranks.layer_exchange import LayerExchange
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 
 _WIDTH, _MAX_ROWS, _SPLITS, _EPS = 4096, 64, 2, 1e-5
-#: Of the steps' graphs, in the order in which they are replayed: more and fewer rows take turns.
+#: The rows of the steps' graphs, in the order in which they are replayed: more and fewer take turns.
 _NUMS_ROWS = (1, 64, 3, 17)
 _NUM_ROUNDS = 5
 

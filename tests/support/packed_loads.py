@@ -24,11 +24,11 @@ from waits import DEADLINE_S
 Make = Callable[..., LoaderHarness]
 
 
-class Gate:
-    """Holds the reads of an adapter's last chunk."""
+class HeldLastChunk:
+    """Holds the reads of an adapter's last chunk until ``release``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.others_done, self._opened = Event(), Event(), Event()
+        self.begun, self.others_done, self._released = Event(), Event(), Event()
         copy, bytes_left = LoraPool.write_part, 0
         last = 0
 
@@ -41,7 +41,7 @@ class Gate:
         def read(file: RangeReader, chunk: Chunk, *piece: Any) -> float:
             if chunk.place.start == last:
                 self.begun.set()
-                assert self._opened.wait(DEADLINE_S)
+                assert self._released.wait(DEADLINE_S)
             return read_checked(file, chunk, *piece)
 
         def write(pool: LoraPool, batch: Any, first: int, last: int) -> None:
@@ -55,8 +55,8 @@ class Gate:
         monkeypatch.setattr(chunk_job, "read_checked", read)
         monkeypatch.setattr(LoraPool, "write_part", write)
 
-    def open(self) -> None:
-        self._opened.set()
+    def release(self) -> None:
+        self._released.set()
 
 
 def state(harness: LoaderHarness, ref: AdapterRef) -> AdapterState:

@@ -17,7 +17,7 @@ _by_uuid = attrgetter("uuid")
 def with_room(record: RequestRecord, index: GpuIndex) -> list[GpuRecord]:
     """GPUs with a free place and with pages, the highest UUID first."""
     gpus = [gpu for gpu in index.by_uuid() if gpu.has_free_place and gpu.room > record.num_tokens]
-    return sorted((gpu for gpu in gpus if gpu.fits_lora(record)), key=_by_uuid, reverse=True)
+    return sorted((gpu for gpu in gpus if gpu.adapters.fits(record)), key=_by_uuid, reverse=True)
 
 
 def rank_aware(placement: RankAwarePlacement, record: RequestRecord, index: GpuIndex) -> Iterator[GpuRecord]:

@@ -60,17 +60,18 @@ class PostgresServer:
     def frozen(self) -> Iterator[None]:
         """Inside, connections are there and nobody answers."""
         assert self._process
-        processes = [str(self._process.pid), *self._backends()]
-        subprocess.run(["kill", "-STOP", *processes], check=True, timeout=DEADLINE_S)
+        self._process.send_signal(signal.SIGSTOP)  # first: then no child begins, and none that ends is gone
+        backends = self._backends()
+        _send(signal.SIGSTOP, backends)
         try:
             yield
         finally:
-            subprocess.run(["kill", "-CONT", *processes], check=True, timeout=DEADLINE_S)
+            _send(signal.SIGCONT, [*backends, self._process.pid])
 
-    def _backends(self) -> list[str]:
+    def _backends(self) -> list[int]:
         assert self._process
         listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self._process.pid)], capture_output=True, check=True)
-        return listed.stdout.decode().split()
+        return [int(pid) for pid in listed.stdout.split()]
 
     def make_database(self, name: str) -> str:
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "punica", name)
@@ -89,6 +90,11 @@ class PostgresServer:
             timeout=DEADLINE_S,
             stdout=subprocess.DEVNULL,
         )
+
+
+def _send(signum: signal.Signals, pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signum)
 
 
 @contextmanager

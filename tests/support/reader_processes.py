@@ -1,6 +1,5 @@
 """Processes that read packed files for workers, as tests begin their loads and look at them."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,7 +17,7 @@ from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.reader_process import ReaderProcess
 from punica_serve.protocol import AdapterRef
-from waits import DEADLINE_S, until
+from waits import DEADLINE_S
 
 #: Begins a load.
 Start = Callable[[Worker, AdapterRef], Future[HostCopy]]
@@ -40,10 +39,6 @@ def streaming(model: ModelConfig, pool: LoraPool | None = None) -> Start:
 def evict(worker: Worker, copy: HostCopy) -> None:
     worker.cache.release(copy)
     worker.cache.evict(copy.digest)
-
-
-def wait_for(holds: Callable[[], object]) -> None:
-    asyncio.run(until(holds))
 
 
 def process_of(worker: Worker) -> ReaderProcess:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,14 +41,19 @@ def serve_s3() -> Iterator[S3Server]:
     pytest.importorskip("s3fs", reason="needs the extra s3")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    # It tells of each request, and would wait once nobody takes that.
+    listening = threading.Thread(target=process.stderr.read, name="log of the S3 server")
     try:
         server = S3Server(process, _port_of(process))
+        listening.start()
         server.filesystem().call_s3("create_bucket", Bucket=BUCKET)
         yield server
     finally:
         process.kill()
         process.wait()
-        assert process.stderr is not None
+        if listening.ident is not None:
+            listening.join()
         process.stderr.close()
 
 

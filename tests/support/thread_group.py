@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine import engine as engine_module
+from punica_serve.engine import engine_opening
+from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.engine_parts import EngineParts, alone
 from punica_serve.engine.host_tiers import open_early
@@ -25,6 +26,7 @@ from punica_serve.engine.ranks.ring_frames import read_frame
 from punica_serve.engine.ranks.step_frames import StepEncoder
 from punica_serve.engine.ranks.step_wait import StepWait
 from punica_serve.process.start_clock import StartClock
+from punica_serve.store.packed_folder import PackedCache
 from thread_ranks import ThreadCollectives, thread_collectives
 
 _DEADLINE_S = 60.0
@@ -33,8 +35,16 @@ _DEADLINE_S = 60.0
 class _ThreadRank:
     """A rank that follows its leader."""
 
-    def __init__(self, config: EngineConfig, collectives: ThreadCollectives, pending: PendingCommands) -> None:
-        self.name = f"rank {collectives.rank.index}"
+    def __init__(
+        self,
+        config: EngineConfig,
+        collectives: ThreadCollectives,
+        pending: PendingCommands,
+        packed_cache: PackedCache | None,
+    ) -> None:
+        self.index = collectives.rank.index
+        self.name = f"rank {self.index}"
+        self.launched_ns = 0
         self.frames: SimpleQueue[bytes] = SimpleQueue()
         #: Once it is ready.
         self.engine: RankEngine | None = None
@@ -43,6 +53,7 @@ class _ThreadRank:
         self._config = config
         self._collectives = collectives
         self._pending = pending
+        self._packed_cache = packed_cache
         self._thread = threading.Thread(target=self._run, name=self.name)
         self._thread.start()
 
@@ -62,7 +73,15 @@ class _ThreadRank:
             self._config, torch.device("cpu"), Joining.done(self._collectives), alone, ExitStack(), self.clock
         )
         host_memory = open_early(self._config, parts.device, self._collectives.rank)
-        rank = self.engine = RankEngine(self._config, parts, self._reply, self.clock, host_memory)
+        rank = self.engine = RankEngine(
+            self._config,
+            parts,
+            self._reply,
+            self.clock,
+            host_memory,
+            self._packed_cache,
+            on_launch=self._launched,
+        )
         self.is_ready.set()
         goes_on = True
         while goes_on:
@@ -73,6 +92,9 @@ class _ThreadRank:
                 goes_on = rank.apply(frame)
         rank.close()
 
+    def _launched(self, launched_ns: int) -> None:
+        self.launched_ns = launched_ns
+
     def _reply(self, done: Done) -> None:
         self._pending.end(self.name, done)
 
@@ -80,14 +102,14 @@ class _ThreadRank:
 class ThreadGroup(RankGroup):
     """Has no processes to start, watch or kill; everything else is that of a group."""
 
-    def __init__(self, config: EngineConfig, others: list[ThreadCollectives]) -> None:
+    def __init__(self, config: EngineConfig, others: list[ThreadCollectives], packed_cache: PackedCache | None) -> None:
         self._settings = GroupSettings()
         self._loss = None
         self._pending = PendingCommands()
         self._encoder = StepEncoder()
         self.step_wait = StepWait(_DEADLINE_S)
         self.launches = LaunchTimes()
-        self._threads = [_ThreadRank(config, collectives, self._pending) for collectives in others]
+        self._threads = [_ThreadRank(config, collectives, self._pending, packed_cache) for collectives in others]
         self.ranks: Any = self._threads
 
     def smallest(self, name: str, value: int) -> int:
@@ -97,6 +119,9 @@ class ThreadGroup(RankGroup):
         for rank in self._threads:
             assert rank.is_ready.wait(_DEADLINE_S), f"{rank.name} is not ready"
         return [rank.clock.phases for rank in self._threads]
+
+    def launched_early_s(self, own_early_s: float) -> dict[int, float]:
+        return self.launches.early_s(own_early_s, {rank.index: rank.launched_ns for rank in self._threads})
 
     def _write(self, frame: bytes) -> None:
         for rank in self._threads:
@@ -113,16 +138,22 @@ class ThreadGroup(RankGroup):
 
 
 @contextmanager
-def thread_group(monkeypatch: pytest.MonkeyPatch, config: EngineConfig, size: int) -> Iterator[Engine]:
-    """The engine that leads a group of CPUs; audited and closed at the end."""
+def thread_group(
+    monkeypatch: pytest.MonkeyPatch,
+    config: EngineConfig,
+    size: int,
+    fetch: Fetch = no_fetch,
+    packed_cache: PackedCache | None = None,
+) -> Iterator[Engine]:
+    """The engine that leads a group of CPUs; audited and closed at the end. ``packed_cache``: all ranks'."""
 
     def start(config: EngineConfig, *_: Any, **__: Any) -> tuple[ThreadGroup, Joining]:
         own, *others = thread_collectives(size)
-        return ThreadGroup(config, others), Joining.done(own)
+        return ThreadGroup(config, others, packed_cache), Joining.done(own)
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine_module, "start_group", start)
-        engine = Engine(config, ",".join(["cpu"] * size))
+        patched.setattr(engine_opening, "start_group", start)
+        engine = Engine(config, ",".join(["cpu"] * size), fetch, packed_cache)
     try:
         yield engine
         engine.check_invariants()

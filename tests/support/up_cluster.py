@@ -112,6 +112,13 @@ class UpCluster:
     def num_evictions(self) -> int:
         return self.counters()["evictions"]
 
+    def num_gpus_lost(self) -> int:
+        """Since the scheduler started: unlike a GPU's absence, it can be seen however late one looks.
+
+        A killed worker's counts always, a stopped runner's only if it had work.
+        """
+        return self.counters()["gpus_lost"]
+
     def num_used_pages(self) -> int:
         gpus = self.snapshot()["gpus"]
         return sum(gpu["gpu"]["num_kv_pages"] - gpu["free_kv_pages"] for gpu in gpus)

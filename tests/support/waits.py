@@ -35,3 +35,8 @@ async def until(
         assert waited_s < deadline_s, f"not within {deadline_s:g} s: {what}. {describe()}"
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def wait_for(holds: Callable[[], object], what: str = "what the test waits for") -> None:
+    """``until`` outside an event loop."""
+    asyncio.run(until(holds, what))

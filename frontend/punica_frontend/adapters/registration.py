@@ -93,9 +93,8 @@ class Registrar:
         StoreUnavailable and RegistryUnavailable.
         """
         address = await new_address(self._registry, caller, wanted.name, self._base_name)
-        before = self._current(address)
-        if wanted.must_be_new and before:
-            raise Conflict(f"adapter {before.full_name} exists already", param="name")
+        if wanted.must_be_new and (current := self._current(address)):
+            raise Conflict(f"adapter {current.full_name} exists already", param="name")
         async with AsyncExitStack() as arrival:
             await arrival.enter_async_context(self._arrivals.slot(address.tenant_id))
             async with self._staging.folder() as folder:
@@ -103,12 +102,11 @@ class Registrar:
                 async with self._checks.slot(address.tenant_id):
                     await arrival.aclose()
                     validated = await self._check(folder, address)
-                    adapter = await self._store_and_register(caller, wanted, address, folder, validated)
+                    adapter, is_new = await self._store_and_register(caller, wanted, address, folder, validated)
         if wanted.pinned and not adapter.pinned:
             adapter = await self._registry.set_pinned(adapter.tenant_id, adapter.name, True, by=caller.name)
         if adapter.pinned or wanted.prefetch:
             await self._prefetch(adapter)
-        is_new = before is None or before.version != adapter.version
         return Registered(adapter, is_new, self._registry.snapshot.shadowed_by(adapter.tenant_id, adapter))
 
     def _current(self, address: Address) -> AdapterVersion | None:
@@ -119,7 +117,7 @@ class Registrar:
 
     async def _store_and_register(
         self, caller: Caller, wanted: RegistrationRequest, address: Address, folder: Path, validated: ValidatedAdapter
-    ) -> AdapterVersion:
+    ) -> tuple[AdapterVersion, bool]:
         """Puts the files into the store before a row names them, so that every row's files exist.
 
         Files of the same bytes may be in deletion with an earlier adapter; waits until they are gone.

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from punica_frontend.api.field_names import nearest
-from punica_frontend.api.schemas import ErrorObject
+from punica_frontend.api.schemas import NOT_UNICODE, ErrorObject
 from punica_frontend.api.unreadable_body import not_json, what_failed
 from punica_serve import errors as error_kinds
 from punica_serve.config.pydantic_errors import UNKNOWN, most_telling
@@ -136,16 +136,20 @@ def invalid_field(first: Mapping[str, Any], path: Sequence[int | str], num_error
     """Returns an error about a wrong field: pydantic's ``first`` of ``num_errors``, at ``path`` of the document."""
     param = shortened(".".join(map(str, path))) or None
     name = f"`{param}`: " if param else ""
-    wrong = _wrong(first)
+    wrong = _wrong(first, path)
     got = "" if first["type"] in ("missing", UNKNOWN) else f", got {_shown(first['input'])}"
     more = f" (and {num_errors - 1} more)" if num_errors > 1 else ""
     return InvalidRequest(f"{name}{wrong}{got}{_misspelt(first, path)}{more}", param=param)
 
 
-def _wrong(first: Mapping[str, Any]) -> str:
+def _wrong(first: Mapping[str, Any], path: Sequence[int | str]) -> str:
     """Says what is wrong. A text's length that is checked after a validator is of "items" in pydantic's words."""
     if first["type"] == UNKNOWN:
-        return "there is no such field; /docs lists all fields"
+        near = first.get("ctx", {}).get("near")
+        advice = f"did you mean `{'.'.join(map(str, [*path[:-1], near]))}`? " if near else ""
+        return f"there is no such field; {advice}/docs lists all fields"
+    if first["type"] == NOT_UNICODE:  # pydantic's own message is about bytes that were parsed long before
+        return f"{'Input' if path else 'The name of a field'} should be valid Unicode, without lone surrogates"
     if first["type"] in ("too_short", "too_long") and isinstance(first["input"], str):
         message = str(first["msg"]).replace("Value", "String").replace(" item", " character")
         return message.replace(" after validation", "")

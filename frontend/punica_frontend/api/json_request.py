@@ -23,46 +23,58 @@ class TooManyStrings(Exception):
 
 
 class JsonRequest(Request):
-    """A request that decodes its body with msgspec.
-
-    Bodies that msgspec refuses go to Python's parser: it accepts some of them, such as lone surrogates and UTF-16, and
-    says of the others where they end to be JSON.
-    """
+    """A request that decodes its body with ``parsed``."""
 
     async def json(self) -> Any:
-        """Returns the parsed body.
-
-        Raises TooManyStrings before anything is parsed; ValueError or RecursionError for a body that is not JSON.
-        """
-        body = await self.body()
-        if len(body) > MAX_STRINGS and _num_unescaped_quotes(body) > 2 * MAX_STRINGS:
-            raise TooManyStrings
-        try:
-            return msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return await super().json()
+        """Returns the parsed body. Raises as ``parsed`` does."""
+        return parsed(await self.body())
 
     async def checked(self, kind: type[B]) -> B:
         """Returns the body. Raises what FastAPI would: RequestValidationError, or HTTPException if it is unreadable."""
-        document = await self._document()
-        try:
-            return kind.model_validate(document, from_attributes=True)
-        except ValidationError as error:
-            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
-            raise RequestValidationError(errors, body=document) from None
-
-    async def _document(self) -> Any:
-        """Returns the bytes of a body that is not called JSON: a page of another site may send such a body unasked."""
         try:
             body = await self.body()
-            return await self.json() if body and is_json(self.headers.get("content-type", "")) else body
-        except json.JSONDecodeError as error:
-            invalid = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
-            raise RequestValidationError([{**invalid, "ctx": {"error": error.msg}}], body=error.doc) from error
         except HTTPException:
             raise
         except Exception as error:
             raise HTTPException(400) from error
+        # A page of another site may send a body unasked, but does not call it JSON.
+        is_document = body and is_json(self.headers.get("content-type", ""))
+        return checked(kind, document_of(body) if is_document else body)
+
+
+def parsed(body: bytes) -> Any:
+    """Parses JSON with msgspec.
+
+    What msgspec refuses goes to Python's parser: it accepts some bodies, such as lone surrogates and UTF-16, and says
+    of the others where they end to be JSON. Raises TooManyStrings before anything is parsed; ValueError or
+    RecursionError for a body that is not JSON.
+    """
+    if len(body) > MAX_STRINGS and _num_unescaped_quotes(body) > 2 * MAX_STRINGS:
+        raise TooManyStrings
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return json.loads(body)
+
+
+def document_of(body: bytes) -> Any:
+    """Parses JSON. Raises what FastAPI would: RequestValidationError, or HTTPException if it is unreadable."""
+    try:
+        return parsed(body)
+    except json.JSONDecodeError as error:
+        invalid = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
+        raise RequestValidationError([{**invalid, "ctx": {"error": error.msg}}], body=error.doc) from error
+    except Exception as error:
+        raise HTTPException(400) from error
+
+
+def checked(kind: type[B], document: Any) -> B:
+    """Checks a parsed body. Raises RequestValidationError, as FastAPI does."""
+    try:
+        return kind.model_validate(document, from_attributes=True)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        raise RequestValidationError(errors, body=document) from None
 
 
 def _num_unescaped_quotes(body: bytes) -> int:

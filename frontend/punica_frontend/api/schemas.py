@@ -3,6 +3,7 @@
 Checks that need the model, such as lengths and vocabulary, are in ``generation``.
 """
 
+from itertools import islice
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -12,11 +13,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from punica_frontend.api.field_names import nearest
+from punica_serve.config.pydantic_errors import UNKNOWN
 from punica_serve.protocol import PROMISE_RANGE, Slo
 from punica_serve.protocol.sampling_ranges import RANGES
 
@@ -31,6 +35,8 @@ MAX_ID_CHARS = 128
 MAX_LISTS = 128
 #: The most fields of a body, and of each object in it. Tens of thousands would block the event loop for 0.1 s.
 MAX_FIELDS = 256
+#: pydantic's type of error for a string with a lone surrogate.
+NOT_UNICODE = "string_unicode"
 
 
 def _as_list(value: Any) -> Any:
@@ -42,7 +48,7 @@ def whole_characters(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise PydanticCustomError("string_unicode", "Input should be valid Unicode, without lone surrogates") from error
+        raise PydanticCustomError(NOT_UNICODE, "Input should be valid Unicode, without lone surrogates") from error
     return value
 
 
@@ -111,6 +117,24 @@ class Strict(Body):
     """A body that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _see_misspelt_field(cls, document: Any) -> Any:
+        """Refuses the first field that may be a misspelt one: pydantic's error would not suggest any.
+
+        Fields that are missing may be the misspelt ones, so it is the only error then.
+        """
+        if not isinstance(document, dict):
+            return document
+        for name in islice(document, MAX_FIELDS):
+            if name in cls.model_fields or not (near := nearest(name, cls.model_fields)):
+                continue
+            unknown = PydanticCustomError(UNKNOWN, "Input should not have this field", {"near": near})
+            raise ValidationError.from_exception_data(
+                cls.__name__, [{"type": unknown, "loc": (name,), "input": document[name]}]
+            )
+        return document
 
 
 def _one_of_them(schema: dict[str, Any]) -> None:

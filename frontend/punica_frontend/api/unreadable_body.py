@@ -9,14 +9,11 @@ from punica_frontend.api.json_request import TooManyStrings
 
 
 def not_json(error: RequestValidationError) -> str:
-    """Describes a syntax error, found by the framework's parser or by pydantic."""
+    """Describes a syntax error, which Python's parser has found."""
     cause = error.__cause__
-    if isinstance(cause, json.JSONDecodeError):
-        # Some of the parser's messages end in "at".
-        reason = f"{cause.msg.removesuffix(' at')} at line {cause.lineno} column {cause.colno}"
-    else:
-        reason = error.errors()[0]["ctx"]["error"]
-    return f"the body is not JSON: {reason}"
+    assert isinstance(cause, json.JSONDecodeError)
+    # Some of the parser's messages end in "at".
+    return f"the body is not JSON: {cause.msg.removesuffix(' at')} at line {cause.lineno} column {cause.colno}"
 
 
 def what_failed(error: HTTPException) -> str:

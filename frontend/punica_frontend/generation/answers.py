@@ -7,6 +7,7 @@ import msgspec
 from fastapi import Response
 from msgspec import UNSET, Meta, UnsetType
 
+from punica_frontend.api.errors import error_object
 from punica_frontend.api.schemas import ErrorObject
 from punica_serve.protocol import FinishReason, TokenLogprobs
 
@@ -107,6 +108,11 @@ class DrainAnswer(msgspec.Struct, frozen=True):
 def token_frame(answer_id: str, token_id: int, text: str, num_tokens: int) -> Frame:
     """Returns the frame of a single token, behind which others follow; with it there are ``num_tokens``."""
     return Frame(answer_id, num_tokens - 1, (token_id,), text)
+
+
+def failed_frame(answer_id: str, num_tokens: int, error: Exception) -> Frame:
+    """Returns the last frame of a request that has failed behind ``num_tokens`` generated ones."""
+    return Frame(answer_id, num_tokens, finish_reason="error", error=error_object(error))
 
 
 def json_of(struct: msgspec.Struct, status: int = 200) -> Response:

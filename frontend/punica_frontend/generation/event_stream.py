@@ -18,7 +18,7 @@ E = TypeVar("E")
 
 log = logging.getLogger(__name__)
 
-#: What stands around an event's JSON.
+#: The bytes around an event's JSON.
 EVENT_HEAD, EVENT_TAIL = b"data: ", b"\n\n"
 _DONE = EVENT_HEAD + b"[DONE]" + EVENT_TAIL
 

@@ -3,8 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from punica_frontend.api.errors import error_object
-from punica_frontend.generation.answers import Frame, token_frame
+from punica_frontend.generation.answers import Frame, failed_frame, token_frame
 from punica_frontend.generation.choices import stream_all
 from punica_frontend.generation.direct_output import DirectOutput
 from punica_frontend.generation.event_stream import EventStream, event_line
@@ -18,15 +17,15 @@ class FrameEvents:
     def __init__(self, generator: Generator, plan: RequestPlan) -> None:
         self._generator = generator
         self._plan = plan
-        self._direct = DirectOutput({0: self._encode})
         #: Generated tokens in the events so far.
         self._num_tokens = 0
 
     def response(self) -> EventStream[Frame]:
-        return EventStream(self._frames(), self._failed, direct=self._direct)
+        direct = DirectOutput({0: self._encode})
+        return EventStream(self._frames(direct), self._failed, direct=direct)
 
-    async def _frames(self) -> AsyncGenerator[Frame, None]:
-        async with aclosing(stream_all(self._generator, (self._plan,), self._direct)) as frames:
+    async def _frames(self, direct: DirectOutput) -> AsyncGenerator[Frame, None]:
+        async with aclosing(stream_all(self._generator, (self._plan,), direct)) as frames:
             async for _, frame in frames:
                 self._num_tokens = frame.index + len(frame.token_ids)
                 yield frame
@@ -36,4 +35,4 @@ class FrameEvents:
         return event_line(token_frame(self._plan.answer_id, token_id, text, num_tokens))
 
     def _failed(self, error: Exception) -> Frame:
-        return Frame(self._plan.answer_id, self._num_tokens, finish_reason="error", error=error_object(error))
+        return failed_frame(self._plan.answer_id, self._num_tokens, error)

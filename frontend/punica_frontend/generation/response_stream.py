@@ -87,7 +87,7 @@ class ResponseStream:
             self._is_open = False
             self._release(self._live)
             self._account.close()
-            self._live.release_backlog()
+            self._live.forget_reader()
 
     def _take(self) -> Frame:
         delivery = self._live.take()

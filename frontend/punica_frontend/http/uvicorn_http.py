@@ -31,8 +31,8 @@ MAX_REFUSALS = 64
 
 _UNREADABLE = (
     "this is not a valid HTTP/1.1 request: its first line, a header or the body is malformed, its target is neither a "
-    "path nor an http URL, it has both Content-Length and Transfer-Encoding, or its first line and headers are over "
-    f"{MAX_HEADER_BYTES} bytes"
+    "path nor an http URL, it lacks a Host header or has several, it has both Content-Length and Transfer-Encoding, or "
+    f"its first line and headers are over {MAX_HEADER_BYTES} bytes"
 )
 _UNKNOWN_VERSION = "this server speaks HTTP/1.1 and HTTP/1.0; send the request as one of these"
 
@@ -126,7 +126,11 @@ class GuardedHttp(H11Protocol):
     async def _run_application(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Offers the application the short way for pieces."""
         scope["extensions"] = {EXTENSION: _CyclePieces(self, self.cycle)}
-        await cast(ASGIApp, self._application)(scope, receive, send)
+        try:
+            await cast(ASGIApp, self._application)(scope, receive, send)
+        finally:
+            # It has the cycle, and the cycle has the scope: a request would wait for the garbage collector.
+            del scope["extensions"]
 
     def _is_client_sending(self) -> bool:
         """The body of a request, or what is no request."""

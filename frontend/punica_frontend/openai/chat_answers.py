@@ -1,6 +1,7 @@
 """Answers of POST /v1/chat/completions. Pure."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -75,7 +76,7 @@ class ChatChunks:
         self._begun: set[int] = set()
         self._usage = usage
         #: Its plain chunks.
-        self.templates = ChunkTemplates(self._plain, usage, around)
+        self.templates = ChunkTemplates(partial(_plain, head), usage, around)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[ChatChunk | msgspec.Raw]:
         """Returns the frame's chunk, or none if it has nothing to show yet."""
@@ -87,17 +88,19 @@ class ChatChunks:
         delta = Delta(frame.text) if index in self._begun else Delta(frame.text, "assistant")
         self._begun.add(index)
         choice = ChunkChoice(index, delta, logprobs, frame.finish_reason)
-        return [self._chunk([choice], self._usage.after(index, frame))]
-
-    def _plain(self, index: int, text: str, usage: ChunkUsage) -> ChatChunk:
-        return self._chunk([ChunkChoice(index, Delta(text))], usage)
+        return [_chunk(self._head, [choice], self._usage.after(index, frame))]
 
     def last(self, usage: TokenUsage) -> ChatChunk:
         """Returns the chunk with the usage of the whole stream."""
-        return self._chunk([], usage)
+        return _chunk(self._head, [], usage)
 
-    def _chunk(self, choices: list[ChunkChoice], usage: ChunkUsage) -> ChatChunk:
-        return ChatChunk(self._head.id, self._head.created_s, self._head.model, choices, usage)
+
+def _chunk(head: Head, choices: list[ChunkChoice], usage: ChunkUsage) -> ChatChunk:
+    return ChatChunk(head.id, head.created_s, head.model, choices, usage)
+
+
+def _plain(head: Head, index: int, text: str, usage: ChunkUsage) -> ChatChunk:
+    return _chunk(head, [ChunkChoice(index, Delta(text))], usage)
 
 
 def chat_completion(head: Head, answers: list[GenerateAnswer], usage: TokenUsage, texts: TokenTexts) -> ChatCompletion:

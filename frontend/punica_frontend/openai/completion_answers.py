@@ -1,6 +1,7 @@
 """Answers of POST /v1/completions. Pure."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -49,7 +50,7 @@ class CompletionChunks:
         self._offsets = [0] * len(echoes)
         self._usage = usage
         #: Its plain chunks.
-        self.templates = ChunkTemplates(self._plain, usage, around)
+        self.templates = ChunkTemplates(partial(_plain, head), usage, around)
 
     def chunks(self, index: int, frame: Frame) -> Sequence[Completion | msgspec.Raw]:
         """Returns the frame's chunks, or none if it has nothing to show yet. An echo comes first, in its own chunks."""
@@ -66,9 +67,6 @@ class CompletionChunks:
             chunks.append(completion(self._head, [choice], self._usage.after(index, frame)))
         return chunks
 
-    def _plain(self, index: int, text: str, usage: ChunkUsage) -> Completion:
-        return completion(self._head, [CompletionChoice(index, text)], usage)
-
     def last(self, usage: TokenUsage) -> Completion:
         """Returns the chunk with the usage of the whole stream."""
         return completion(self._head, [], usage)
@@ -83,6 +81,10 @@ class CompletionChunks:
 
 def completion(head: Head, choices: list[CompletionChoice], usage: ChunkUsage) -> Completion:
     return Completion(head.id, head.created_s, head.model, choices, usage)
+
+
+def _plain(head: Head, index: int, text: str, usage: ChunkUsage) -> Completion:
+    return completion(head, [CompletionChoice(index, text)], usage)
 
 
 def completion_choice(index: int, answer: GenerateAnswer, echo: str, texts: TokenTexts | None) -> CompletionChoice:

@@ -28,13 +28,21 @@ def openai_terms(model: str | None, names: Mapping[str, str]) -> Iterator[None]:
         message = f"the model {(model or '')[:200]!r} does not exist; GET /v1/models lists the models"
         raise ModelNotFound(message, param="model") from error
     except PunicaError as error:
-        raise renamed(error, {"lora_id": "model", **names}) from error
+        names = {"lora_id": "model", **names}
+        if _field_of(error) not in names:
+            raise  # an error from itself would be a reference cycle, with the request in its traceback
+        raise renamed(error, names) from error
 
 
 def renamed(error: PunicaError, names: Mapping[str, str]) -> PunicaError:
     """Returns the error with its field renamed, in the message too."""
-    name, dot, rest = (error.param or "").partition(".")
+    name = _field_of(error)
     if name not in names:
         return error
     message = error.message.replace(f"`{name}", f"`{names[name]}")
-    return type(error)(message, param=f"{names[name]}{dot}{rest}", retry_after_s=error.retry_after_s)
+    param = names[name] + (error.param or "").removeprefix(name)
+    return type(error)(message, param=param, retry_after_s=error.retry_after_s)
+
+
+def _field_of(error: PunicaError) -> str:
+    return (error.param or "").partition(".")[0]

@@ -4,15 +4,14 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from punica_frontend.adapters.bodies import RegisterBody
 from punica_frontend.adapters.cards import RegisteredAdapter, registered_card
 from punica_frontend.adapters.registration import Registered, Registrar, RegistrationRequest
 from punica_frontend.api.caller import Caller, caller_of
+from punica_frontend.api.json_request import checked, document_of
 from punica_frontend.api.response_docs import json_answer, refusal
 from punica_frontend.generation.answers import json_of
 from punica_frontend.http.connection import CLIENT_CLOSED, run_while_connected
@@ -108,17 +107,13 @@ def registrations_router(registrar: Registrar, sources: Sources, uploads: Upload
 
 
 async def _json_body(request: Request) -> RegisterBody:
-    """Raises RequestValidationError, as FastAPI does for bodies that it reads itself."""
+    """Raises RequestValidationError and HTTPException, as FastAPI does for bodies that it reads itself."""
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > _MAX_JSON_BYTES:
             raise TooLarge(f"the body is longer than {_MAX_JSON_BYTES} bytes")
-    try:
-        return RegisterBody.model_validate_json(bytes(content))
-    except ValidationError as error:
-        errors = [{**wrong, "loc": ("body", *wrong["loc"])} for wrong in error.errors()]
-        raise RequestValidationError(errors) from None
+    return checked(RegisterBody, document_of(bytes(content)))
 
 
 def _answer(registered: Registered | None, caller: Caller) -> Response:

@@ -106,7 +106,7 @@ def vllm_router(registry: Registry, registrar: Registrar, sources: Sources, reco
 
 def _not_loaded(name: str, path: str, wanted: RegistrationRequest, error: PunicaError) -> Response:
     if isinstance(error, AdapterRejected) and error.param == "uri":
-        return vllm_error(404, f"Loading lora {name} failed: No adapter found for {path}")
+        return vllm_error(404, f"Loading lora {name} failed: No adapter found for {path}: {error.message}")
     if isinstance(error, Conflict) and wanted.must_be_new and error.retry_after_s is None:
         return name_is_taken(name)
     return vllm_refusal(error)

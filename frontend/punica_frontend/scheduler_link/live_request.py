@@ -31,6 +31,10 @@ TOKEN_BYTES = 64
 MAX_DELIVERY_BYTES = 256 << 10
 
 
+def _ignore() -> None:
+    pass
+
+
 class Backlog:
     """The untaken output of all of one reader's requests, in bytes."""
 
@@ -162,9 +166,13 @@ class LiveRequest:
             self._is_ready = True
             self._on_ready()
 
-    def release_backlog(self) -> None:
-        """Stops counting untaken output, which will never be taken."""
+    def forget_reader(self) -> None:
+        """Stops counting untaken output, which will never be taken, and signals nothing more.
+
+        A reader has its requests, so one that has it would wait for the garbage collector, with all its tokens.
+        """
         self._release_bytes(self._num_untaken_bytes)
+        self.direct, self._on_ready = None, _ignore
 
     def resumed(self) -> Request:
         """Returns the request to add again, with all tokens received so far."""

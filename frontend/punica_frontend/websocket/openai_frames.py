@@ -8,7 +8,7 @@ import msgspec
 
 from punica_frontend.api.caller import Caller
 from punica_frontend.api.errors import error_object
-from punica_frontend.generation.answers import Frame, TokenUsage, token_frame, usage
+from punica_frontend.generation.answers import Frame, TokenUsage, failed_frame, token_frame, usage
 from punica_frontend.generation.choices import Choices
 from punica_frontend.generation.direct_output import EncodeToken
 from punica_frontend.generation.generator import Generator
@@ -92,7 +92,10 @@ class NativeShape:
     def __init__(self, frame: GenerateFrame, generator: Generator) -> None:
         self._frame = frame
         self._generator = generator
-        self.encoders: dict[int, EncodeToken] = {0: self._encode}
+
+    @property
+    def encoders(self) -> Mapping[int, EncodeToken]:
+        return {0: self._encode}
 
     async def plans(self, caller: Caller) -> Sequence[RequestPlan]:
         return (await self._generator.plan(self._frame, caller, answer_id=self._frame.request_id),)
@@ -104,13 +107,10 @@ class NativeShape:
         return msgspec.json.encode(token_frame(self._frame.request_id, token_id, text, num_tokens))
 
     def end(self, reason: FinishReason, error: Exception | None, *, num_prompt_tokens: int, num_tokens: int) -> Frame:
-        return Frame(
-            self._frame.request_id,
-            num_tokens,
-            finish_reason=reason,
-            usage=usage(num_prompt_tokens, num_tokens),
-            error=error_object(error) if error else None,
-        )
+        if error:
+            return failed_frame(self._frame.request_id, num_tokens, error)
+        told = usage(num_prompt_tokens, num_tokens)
+        return Frame(self._frame.request_id, num_tokens, finish_reason=reason, usage=told)
 
 
 class OpenAiShape:

@@ -82,11 +82,12 @@ class WebSocketRequest:
         self.close()
 
     def close(self) -> None:
-        """Cancels what still runs. Idempotent."""
+        """Cancels what still runs, and forgets it: its socket may wait for the garbage collector. Idempotent."""
         if self.starting:
             self.starting.cancel()
         for stream in self._streams:
             stream.close()
+        self._streams.clear()
 
     def _enqueue_stream(self, index: int) -> None:
         self._ready.append(index)

@@ -135,7 +135,7 @@ class WebSocketSession:
             self._refuse(None, InvalidRequest(f"the frame has {len(content)} bytes, but {limit}"), is_native=True)
             return
         try:
-            frame = FRAME.validate_json(content)
+            frame = _frame_of(content)
         except ValidationError as error:
             request_id, is_native = _sender(content)
             self._refuse(request_id, _frame_error(error), is_native=is_native)
@@ -182,6 +182,22 @@ class WebSocketSession:
         self._queue.put(refusal)
 
 
+def _frame_of(content: bytes) -> ClientFrame:
+    """Raises ValidationError, which names the field if a string has a lone surrogate: pydantic's parser takes that for
+    a syntax error, and Python's accepts it.
+    """
+    try:
+        return FRAME.validate_json(content)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] != "json_invalid":
+            raise
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError):
+            raise error from None
+    return FRAME.validate_python(document)
+
+
 def _sender(content: bytes) -> tuple[str | None, bool]:
     """Returns an invalid frame's request_id, if it can be read, and whether it wants a native answer."""
     # The standard decoder accepts more than JSON, such as NaN and lone surrogates, which could not be sent back.
@@ -193,7 +209,7 @@ def _sender(content: bytes) -> tuple[str | None, bool]:
 
 
 def _frame_error(error: ValidationError) -> InvalidRequest:
-    first = most_telling(error.errors(include_url=False, include_context=False))
+    first = most_telling(error.errors(include_url=False))
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the frame is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     if first["loc"]:  # the first part of a field's location is the frame's type

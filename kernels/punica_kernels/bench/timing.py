@@ -1,8 +1,8 @@
 """How kernels are timed: the calls of many layers in one CUDA graph, on weights that no cache holds.
 
 A model calls an operator once in each layer, on weights of that layer, so a benchmark gives one call for each of many
-layers that share nothing but inputs and routing, which a model, too, has just written. Before each replay a sweep over
-256 MiB evicts the L2 cache; within one, no weight is read twice. On a CPU the same calls are timed by the clock, caches
+layers that share nothing but inputs and routing, which a model, too, has just written. Before each replay a read of 256
+MiB flushes the L2 cache; within one, no weight is read twice. On a CPU the same calls are timed by the clock, caches
 as they are: for smoke tests, not for figures.
 """
 
@@ -19,10 +19,10 @@ Call = Callable[[], object]
 
 REPLAYS = 7
 #: Larger than any L2 cache yet built.
-_SWEEP_BYTES = 256 << 20
-# A sweep takes 60 µs at 4 TB/s, and the replay of hundreds of kernels 100 µs on the host: with four of them the start
+_FLUSH_BYTES = 256 << 20
+# A flush takes 60 µs at 4 TB/s, and the replay of hundreds of kernels 100 µs on the host: with four of them the start
 # event never waits for the host.
-_SWEEPS = 4
+_FLUSHES = 4
 _COPY_BYTES = 1 << 30
 _COPIES = 12
 
@@ -33,10 +33,10 @@ def graph_us(calls: Sequence[Call], device: torch.device, replays: int = REPLAYS
         return launched_us(calls, device, replays)
     graph = _capture(calls, device)
     graph.replay()
-    sweep = _Sweep(device)
+    flush = _CacheFlush(device)
     times = []
     for _ in range(replays):
-        sweep()
+        flush()
         times.append(_event_us(graph.replay))
     return statistics.median(times) / len(calls)
 
@@ -79,15 +79,15 @@ def empty_kernel_us(device: torch.device) -> float:
     return graph_us([lambda: torch.cuda._sleep(0)] * 64, device)
 
 
-class _Sweep:
+class _CacheFlush:
     """Reads more than the L2 cache holds and writes next to nothing, so that no dirty lines are left to write back."""
 
     def __init__(self, device: torch.device) -> None:
-        self._buffer = torch.zeros(_SWEEP_BYTES // 4, dtype=torch.int32, device=device)
+        self._buffer = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
         self._out = torch.empty((), dtype=torch.int32, device=device)
 
     def __call__(self) -> Tensor:
-        for _ in range(_SWEEPS):
+        for _ in range(_FLUSHES):
             torch.amax(self._buffer, 0, out=self._out)
         return self._out
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from punica_kernels.gpu.expand_products import product, row_product, sum_rows
 from punica_kernels.gpu.expand_tile import load_blocks, load_first_blocks
-from punica_kernels.gpu.lora_constants import BLOCK_RANKS, TILE_ROWS
+from punica_kernels.gpu.lora_constants import BLOCK_RANKS
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def row_delta(v, b, tile, inside, page_stride, sizes: tl.constexpr):
 def tile_delta(v_rows, first_sums, b, tile, live, inside, page_stride, sizes: tl.constexpr):
     """v B of a tile; `first_sums`: of its first rank block."""
     w = load_first_blocks(b, tile, tile.num_rank_blocks, page_stride, inside, 1, sizes)
-    delta = product(first_sums, w, tl.zeros((TILE_ROWS, sizes.TILE_N), tl.float32))
+    delta = product(first_sums, w, tl.zeros((sizes.TILE_ROWS, sizes.TILE_N), tl.float32))
     for block in tl.range(1, tile.num_rank_blocks, num_stages=1):
         w = load_blocks(b, tile, block, block + 1, page_stride, inside, 1, sizes)
         delta = product(sum_rows(v_rows + block * BLOCK_RANKS, live, sizes), w, delta)

@@ -20,6 +20,8 @@ def row_product(v, w, blocks_left, BLOCKS: tl.constexpr, sizes: tl.constexpr):
 def sum_rows(v_rows, live, sizes: tl.constexpr):
     """[rows, ranks]: the sums over the splits for a tile of rows."""
     partial = v_rows[:, None] + tl.arange(0, BLOCK_RANKS)[None, :]
+    if sizes.SPLIT_K == 1:
+        return tl.load(partial, mask=live[:, None], other=0.0)
     half = partial + sizes.SPLIT_K // 2 * sizes.MAX_RANKS
     acc = tl.load(partial, mask=live[:, None], other=0.0)
     other = tl.load(half, mask=live[:, None], other=0.0)

@@ -27,6 +27,8 @@ class ExpandSizes(NamedTuple):
     V_ROW: tl.constexpr
     MAX_RANKS: tl.constexpr
     SPLIT_K: tl.constexpr
+    #: Most rows in a tile.
+    TILE_ROWS: tl.constexpr
     BLOCK_N: tl.constexpr
     TILE_N: tl.constexpr
     LOG2_BLOCKS: tl.constexpr

@@ -16,6 +16,7 @@ BLOCK_FIRST_ROW = tl.constexpr(RankBlockField.FIRST_ROW)
 BLOCK_NUM_ROWS = tl.constexpr(RankBlockField.NUM_ROWS)
 BLOCK_NUMBER = tl.constexpr(RankBlockField.NUMBER)
 FIRST_BLOCK_PAGE = tl.constexpr(RankBlockField.PAGES)
+BLOCK_ARRIVED = tl.constexpr(RankBlockField.ARRIVED)
 
 # A tile's words, which the expand reads.
 TILE_HEADER_WORDS = tl.constexpr(lora_table.TILE_HEADER_WORDS)

@@ -23,7 +23,7 @@ class Cache(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Whose scores they are: [BLOCK_M, BLOCK_D] queries, the last token that each row sees, and the factors."""
+    """The queries to score, [BLOCK_M, BLOCK_D], the last token that each row sees, and the factors of scores."""
 
     queries: tl.tensor
     last_visible: tl.tensor

@@ -1,7 +1,8 @@
 """SGMV on a GPU: `punica_kernels.sgmv` has the maths and the other shapes, `LoraTable` says which rows use which pages.
 
-Rows have a stride of 1; pages hold 8 rank rows and are contiguous within a layer. The workspace v is flat: [rows,
-slices, splits of h_in, ranks] of the group and table at hand, so that groups that run in turns share one.
+Rows have a stride of 1; pages hold 8 rank rows and are contiguous within a layer. The workspace v is flat, so that
+groups that run in turns share one. For the group and table at hand it is [rows, slices, splits of h_in, ranks], and for
+long prompts [splits, rows, slices, ranks], where the first split is the sum of all.
 
 All raise ValueError, naming the argument, when the shapes do not fit.
 """
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
 from punica_kernels.gpu.pdl import pdl_options
+from punica_kernels.gpu.prompt_shrink_config import prompt_splits
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
 from punica_kernels.gpu.sgmv_embedding import sgmv_embedding_shrink
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
+from punica_kernels.gpu.sgmv_prompt_shrink import shrink_prompts
 from punica_kernels.gpu.sgmv_shrink import sgmv_shrink
 from punica_kernels.lora_table import PAGE_RANKS, LoraTable, LoraTableShape
 
@@ -26,6 +29,12 @@ _MAX_SLICES = 3
 
 def workspace_numel(shape: LoraTableShape, num_slices: int) -> int:
     """Elements of the float32 workspace v. Its contents never matter before a shrink."""
+    splits = prompt_splits(shape) if shape.holds_long_prompts else num_splits(shape, num_slices)
+    return splits * shape.max_rows * num_slices * shape.max_ranks
+
+
+def shrunk_numel(shape: LoraTableShape, num_slices: int) -> int:
+    """Its first elements that an expand reads, which a shrink has written."""
     return num_splits(shape, num_slices) * shape.max_rows * num_slices * shape.max_ranks
 
 
@@ -38,12 +47,15 @@ def shrink(
     pdl: bool = False,
     config: ShrinkConfig | None = None,
 ) -> None:
-    """v = x A, as one partial sum for each split of h_in.
+    """v = x A, as one partial sum for each split of h_in, or their sum for long prompts, which take no ``config``.
 
     With `pdl` it starts while the kernel before it on the stream still runs. That kernel must not write the weights or
     the table; the shrink waits for it before it reads x or writes v.
     """
     _check_shrink(v, x, a_pages, table)
+    if table.shape.holds_long_prompts:
+        shrink_prompts(v, x, a_pages, table, pdl=pdl)
+        return
     _, num_slices, _, h_in = a_pages.shape
     config = config or shrink_config(table.shape, h_in, num_slices)
     sgmv_shrink[(config.split_k, config.rank_block_programs, num_slices)](
@@ -75,7 +87,7 @@ def shrink_embedding(v: Tensor, token_ids: Tensor, a_pages: Tensor, table: LoraT
     require_shape("token_ids", token_ids, table.shape.max_rows)
     require_dense_rows(token_ids=token_ids)
     _check_pages("a_pages", a_pages)
-    check_v(v, 1, table)
+    check_shrunk(v, 1, table)
     sgmv_embedding_shrink[(table.shape.max_rank_blocks,)](
         v,
         token_ids,
@@ -86,6 +98,7 @@ def shrink_embedding(v: Tensor, token_ids: Tensor, a_pages: Tensor, table: LoraT
         a_pages.stride(0),
         MAX_RANKS=table.shape.max_ranks,
         SPLIT_K=num_splits(table.shape, 1),
+        TILE_ROWS=table.shape.tile_rows,
         num_warps=4,
     )
 
@@ -109,7 +122,7 @@ def expand(
     _check_expand(y, v, b_pages, out_offsets, table)
     num_slices = len(out_offsets) - 1
     widths = [end - start for start, end in pairwise(out_offsets)]
-    config = config or expand_config(table.shape, num_slices, max(widths), b_pages.element_size())
+    config = config or expand_config(table.shape, num_slices, max(widths), b_pages.dtype)
     ends = [*out_offsets[1:], out_offsets[-1], out_offsets[-1]]
     sgmv_expand[(sum(-(-width // config.block_n) for width in widths), config.tile_programs)](
         y,
@@ -123,6 +136,7 @@ def expand(
         END_1=ends[1],
         END_2=ends[2],
         TILE_WORDS=table.shape.tile_words,
+        TILE_ROWS=table.shape.tile_rows,
         SLICES=num_slices,
         MAX_RANKS=table.shape.max_ranks,
         SPLIT_K=config.split_k,
@@ -160,7 +174,7 @@ def _check_shrink(v: Tensor, x: Tensor, a_pages: Tensor, table: LoraTable) -> No
     require_shape("x", x, table.shape.max_rows, a_pages.shape[3])
     require_dense_rows(x=x)
     _check_pages("a_pages", a_pages)
-    check_v(v, a_pages.shape[1], table)
+    _check_v(v, workspace_numel(table.shape, a_pages.shape[1]))
 
 
 def _check_expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[int], table: LoraTable) -> None:
@@ -172,7 +186,7 @@ def _check_expand(y: Tensor, v: Tensor, b_pages: Tensor, out_offsets: Sequence[i
         raise ValueError(
             f"out_offsets must be 2 to {_MAX_SLICES + 1} from 0 to h_out = {h_out}, got {list(out_offsets)}"
         )
-    check_v(v, len(out_offsets) - 1, table)
+    check_shrunk(v, len(out_offsets) - 1, table)
 
 
 def check_b_pages(b_pages: Tensor) -> None:
@@ -187,8 +201,11 @@ def _check_pages(name: str, pages: Tensor) -> None:
         raise ValueError(f"{name} must have pages without gaps, got strides {pages.stride()}")
 
 
-def check_v(v: Tensor, num_slices: int, table: LoraTable) -> None:
-    """Raises ValueError unless it is a workspace of the table's shrinks of a group of so many slices."""
-    needed = workspace_numel(table.shape, num_slices)
+def check_shrunk(v: Tensor, num_slices: int, table: LoraTable) -> None:
+    """Raises ValueError unless it holds what the table's shrink of a group of so many slices leaves for an expand."""
+    _check_v(v, shrunk_numel(table.shape, num_slices))
+
+
+def _check_v(v: Tensor, needed: int) -> None:
     if v.dtype != torch.float32 or v.dim() != 1 or v.shape[0] < needed:
         raise ValueError(f"v must be float32 [>= {needed}], got {v.dtype} {list(v.shape)}")

@@ -13,10 +13,10 @@ from punica_kernels.gpu.activation import gated
 from punica_kernels.gpu.expand_delta import row_delta, tile_delta
 from punica_kernels.gpu.expand_products import sum_rows
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_tile
-from punica_kernels.gpu.lora_constants import TILE_ROWS
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
-from punica_kernels.gpu.sgmv import check_b_pages, check_v
+from punica_kernels.gpu.sgmv import check_b_pages, check_shrunk
 from punica_kernels.gpu.sgmv_config import ExpandConfig, activation_config
+from punica_kernels.gpu.sgmv_prompt_activation import activate_prompt
 from punica_kernels.integers import ceil_div
 from punica_kernels.low_rank import LowRankDelta
 
@@ -31,12 +31,12 @@ def expand_and_activate(
     """
     v, b_pages, table = delta
     check_b_pages(b_pages)
-    check_v(v, 2, table)
+    check_shrunk(v, 2, table)
     width = b_pages.shape[2] // 2
     require_shape("out", out, table.shape.max_rows, width)
     require_shape("gate_up", gate_up, table.shape.max_rows, 2 * width)
     require_dense_rows(out=out, gate_up=gate_up)
-    config = config or activation_config(table.shape, width)
+    config = config or activation_config(table.shape, width, b_pages.dtype)
     sgmv_activation[(ceil_div(width, config.block_n), config.tile_programs)](
         out,
         gate_up,
@@ -50,6 +50,8 @@ def expand_and_activate(
         WIDTH=width,
         GELU=gelu,
         TILE_WORDS=table.shape.tile_words,
+        TILE_ROWS=table.shape.tile_rows,
+        LONG_PROMPTS=table.shape.holds_long_prompts,
         MAX_RANKS=table.shape.max_ranks,
         SPLIT_K=config.split_k,
         BLOCK_N=config.block_n,
@@ -75,6 +77,8 @@ def sgmv_activation(
     WIDTH: tl.constexpr,
     GELU: tl.constexpr,
     TILE_WORDS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    LONG_PROMPTS: tl.constexpr,
     MAX_RANKS: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -90,6 +94,7 @@ def sgmv_activation(
         V_ROW=2 * SPLIT_K * MAX_RANKS,
         MAX_RANKS=MAX_RANKS,
         SPLIT_K=SPLIT_K,
+        TILE_ROWS=TILE_ROWS,
         BLOCK_N=BLOCK_N,
         TILE_N=TILE_N,
         LOG2_BLOCKS=LOG2_BLOCKS,
@@ -107,8 +112,9 @@ def sgmv_activation(
     # Entries without rows come last.
     while (number < max_tiles) & (tile.num_rows > 0):
         number += tl.num_programs(1)
-        # Loaded early, so that the next turn does not wait for it.
-        following = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS)
+        if not LONG_PROMPTS:
+            # Loaded early, so that the next turn does not wait for it. Large tiles leave it no registers.
+            following = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS)
         v_row = v + tile.first_row * sizes.V_ROW
         if tile.num_rows == 1:
             _activate_row(
@@ -125,20 +131,19 @@ def sgmv_activation(
             )
         else:
             row = tl.arange(0, TILE_ROWS)
-            _activate_tile(
-                out + (tile.first_row + row[:, None]) * out_stride,
-                gate_up + (tile.first_row + row[:, None]) * gate_up_stride,
-                v_row + row * sizes.V_ROW,
-                b,
-                tile,
-                row < tile.num_rows,
-                width_left,
-                page_stride,
-                WIDTH,
-                GELU,
-                sizes,
-            )
-        tile = following
+            live = row < tile.num_rows
+            out_rows = out + (tile.first_row + row[:, None]) * out_stride
+            gate_up_rows = gate_up + (tile.first_row + row[:, None]) * gate_up_stride
+            v_rows = v_row + row * sizes.V_ROW
+            if LONG_PROMPTS:
+                activate_prompt(
+                    out_rows, gate_up_rows, v_rows, b, tile, live, width_left, page_stride, WIDTH, GELU, sizes
+                )
+            else:
+                _activate_tile(
+                    out_rows, gate_up_rows, v_rows, b, tile, live, width_left, page_stride, WIDTH, GELU, sizes
+                )
+        tile = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS) if LONG_PROMPTS else following
 
 
 @triton.jit

@@ -7,6 +7,8 @@ need larger programs, which cost less to start.
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from punica_kernels.integers import ceil_div, next_power_of_two
 from punica_kernels.lora_table import SMALL_TABLE_TILES, LoraTableShape
 
@@ -30,7 +32,7 @@ class ShrinkConfig:
 class ExpandConfig:
     """Launch configuration of the expand of one group, alone or within the activation."""
 
-    #: Partial sums to add up: the shrink's splits.
+    #: Partial sums to add up, as the shrink leaves them.
     split_k: int
     #: Programs along the tiles, which they take in turns.
     tile_programs: int
@@ -56,12 +58,20 @@ _EXPAND_PROGRAMS = 8192
 _LEAST_TILE_PROGRAMS = 32
 # From so many rows on, a prefill's activation expands gate and up.
 _ACTIVATION_ROWS = 512
+# Registers of a thread that tiles of long prompts fit: float16 has products of its own for its scales, and float32 none
+# on tensor cores.
+_PROMPT_REGISTERS = {torch.bfloat16: 128, torch.float16: 168, torch.float32: 255}
 # Beyond so many outputs a prefill has enough tiles for larger programs.
 _WIDE_OUTPUTS = 8192
 
 
 def num_splits(shape: LoraTableShape, num_slices: int) -> int:
-    """Splits of h_in, a power of two: the fewer tiles, the more splits. A split past a small h_in sums to zero."""
+    """Partial sums that a shrink leaves in v, a power of two: the fewer tiles, the more. One for long prompts.
+
+    Where they are splits of h_in, one past a small h_in sums to zero.
+    """
+    if shape.holds_long_prompts:
+        return 1
     num_tiles = shape.max_tiles * num_slices if _holds_prefill(shape) else shape.max_tiles
     if shape.max_tiles * num_slices <= 16:
         return 16
@@ -86,14 +96,14 @@ def shrink_config(shape: LoraTableShape, h_in: int, num_slices: int) -> ShrinkCo
 
 
 @cache
-def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, itemsize: int) -> ExpandConfig:
+def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, dtype: torch.dtype) -> ExpandConfig:
     """The expand of a group of `num_slices` projections, the widest of which has `widest_slice` outputs.
 
-    `itemsize`: bytes of a weight.
+    `dtype`: of the weights.
     """
     num_outputs = num_slices * widest_slice
-    takes_turns = _takes_turns(shape, itemsize)
-    block_n, tile_n, max_registers = (256, 64, 96) if takes_turns else _expand_blocks(shape, num_outputs)
+    takes_turns = _takes_turns(shape, dtype.itemsize)
+    block_n, tile_n, max_registers = (256, 64, 96) if takes_turns else _expand_blocks(shape, num_outputs, dtype)
     block_n = min(block_n, max(16, next_power_of_two(widest_slice)))
     tile_n = min(tile_n, block_n)
     num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // block_n))
@@ -103,15 +113,18 @@ def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, ite
         block_n=block_n,
         tile_n=tile_n,
         log2_blocks=num_blocks.bit_length() - 1,
-        num_warps=1,
+        num_warps=_tile_warps(shape),
         max_registers=max_registers,
     )
 
 
 @cache
-def activation_config(shape: LoraTableShape, width: int) -> ExpandConfig:
-    """The expand of gate and up, of `width` outputs each, within their activation."""
-    block_n = min(128, max(16, next_power_of_two(width)))
+def activation_config(shape: LoraTableShape, width: int, dtype: torch.dtype) -> ExpandConfig:
+    """The expand of gate and up, of `width` outputs each, within their activation.
+
+    `dtype`: of the weights.
+    """
+    block_n = min(128 // dtype.itemsize if shape.holds_long_prompts else 128, max(16, next_power_of_two(width)))
     # A row holds weights of gate and of up.
     num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // 2 // block_n))
     holds_prefill = _holds_prefill(shape)
@@ -119,10 +132,10 @@ def activation_config(shape: LoraTableShape, width: int) -> ExpandConfig:
         split_k=num_splits(shape, 2),
         tile_programs=shape.max_tiles if holds_prefill else _turn_programs(shape, ceil_div(width, block_n)),
         block_n=block_n,
-        tile_n=min(32, block_n),
+        tile_n=block_n if shape.holds_long_prompts else min(32, block_n),
         log2_blocks=num_blocks.bit_length() - 1,
-        num_warps=1,
-        max_registers=168,
+        num_warps=_tile_warps(shape),
+        max_registers=_PROMPT_REGISTERS[dtype] if shape.holds_long_prompts else 168,
     )
 
 
@@ -134,6 +147,11 @@ def activation_expands(shape: LoraTableShape, itemsize: int) -> bool:
     if _holds_prefill(shape):
         return shape.max_rows >= _ACTIVATION_ROWS
     return shape.max_tiles >= _MANY_TILES and not _takes_turns(shape, itemsize)
+
+
+def _tile_warps(shape: LoraTableShape) -> int:
+    """Warps of a program: one has no registers for a large tile."""
+    return 4 if shape.holds_long_prompts else 1
 
 
 def _turn_programs(shape: LoraTableShape, num_blocks: int) -> int:
@@ -151,8 +169,10 @@ def _takes_turns(shape: LoraTableShape, itemsize: int) -> bool:
     return fits_registers and shape.max_tiles >= _MANY_TILES and not _holds_prefill(shape)
 
 
-def _expand_blocks(shape: LoraTableShape, num_outputs: int) -> tuple[int, int, int]:
+def _expand_blocks(shape: LoraTableShape, num_outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """(block_n, tile_n, max_registers) of an expand whose tiles have a program each."""
+    if shape.holds_long_prompts:
+        return 128, 128, _PROMPT_REGISTERS[dtype]
     if _holds_prefill(shape):
         return 256 if num_outputs > _WIDE_OUTPUTS else 128, 128, 168
     if shape.max_tiles <= SMALL_TABLE_TILES:

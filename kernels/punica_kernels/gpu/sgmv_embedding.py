@@ -14,7 +14,6 @@ from punica_kernels.gpu.lora_constants import (
     FIRST_BLOCK_PAGE,
     PAGE_RANKS,
     RANK_BLOCK_WORDS,
-    TILE_ROWS,
 )
 
 
@@ -29,6 +28,7 @@ def sgmv_embedding_shrink(
     page_stride,
     MAX_RANKS: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
 ):
     """v[row, split, rank] for one rank block. Grid: rank blocks. Tokens that A does not have count as zeros."""
     words = rank_blocks + tl.program_id(0) * RANK_BLOCK_WORDS

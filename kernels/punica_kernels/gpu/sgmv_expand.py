@@ -1,7 +1,8 @@
 """SGMV's expand in Triton. `punica_kernels.lora_table` has the layout of its table, `punica_kernels.sgmv` the maths.
 
 It is launched while the shrink runs (programmatic dependent launch), prefetches its weights before it waits, and then
-adds up the partial sums. Each program is one warp, so that the products of a column are summed within it.
+adds up the partial sums. Each program is one warp, so that the products of a column are summed within it. Tiles of long
+prompts take four, since one has no registers for so many rows.
 """
 
 import triton
@@ -9,7 +10,7 @@ import triton.language as tl
 
 from punica_kernels.gpu.expand_products import product, row_product, sum_rows
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_blocks, load_first_blocks, load_tile
-from punica_kernels.gpu.lora_constants import BLOCK_RANKS, TILE_ROWS
+from punica_kernels.gpu.lora_constants import BLOCK_RANKS
 from punica_kernels.gpu.pdl import await_predecessors, start_dependents
 
 
@@ -26,6 +27,7 @@ def sgmv_expand(
     END_1: tl.constexpr,
     END_2: tl.constexpr,
     TILE_WORDS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     SLICES: tl.constexpr,
     MAX_RANKS: tl.constexpr,
     SPLIT_K: tl.constexpr,
@@ -48,6 +50,7 @@ def sgmv_expand(
         V_ROW=SLICES * SPLIT_K * MAX_RANKS,
         MAX_RANKS=MAX_RANKS,
         SPLIT_K=SPLIT_K,
+        TILE_ROWS=TILE_ROWS,
         BLOCK_N=BLOCK_N,
         TILE_N=TILE_N,
         LOG2_BLOCKS=LOG2_BLOCKS,
@@ -131,7 +134,7 @@ def _expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes:
 @triton.jit
 def _expand_tile(y_row, v_row, b, tile, inside, y_stride, page_stride, sizes: tl.constexpr):
     """A tile of rows, on tensor cores."""
-    row = tl.arange(0, TILE_ROWS)
+    row = tl.arange(0, sizes.TILE_ROWS)
     live = row < tile.num_rows
     y_rows = y_row[None, :] + row[:, None] * y_stride
     v_rows = v_row + row * sizes.V_ROW

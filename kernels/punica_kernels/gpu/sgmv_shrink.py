@@ -50,7 +50,7 @@ def sgmv_shrink(
     v += (slice_id * tl.num_programs(0) + tl.program_id(0)) * MAX_RANKS
     block = tl.program_id(1)
     words = rank_blocks + block * RANK_BLOCK_WORDS
-    first_row, rows, number, page_0, page_1 = _load_rank_block(words, block < max_rank_blocks)
+    first_row, rows, number, page_0, page_1 = load_rank_block(words, block < max_rank_blocks)
     while rows > 0:
         page = tl.where(ranks < PAGE_RANKS, page_0, page_1).to(tl.int64)
         a_rows = a_slice + page * page_stride
@@ -58,7 +58,7 @@ def sgmv_shrink(
         out = v + number * BLOCK_RANKS
         # Loaded early, so that the next iteration does not wait for it.
         block += tl.num_programs(1)
-        next_block = _load_rank_block(rank_blocks + block * RANK_BLOCK_WORDS, block < max_rank_blocks)
+        next_block = load_rank_block(rank_blocks + block * RANK_BLOCK_WORDS, block < max_rank_blocks)
         if rows == 1:
             acc_row = _shrink_row(
                 x + row * x_stride, a_rows, page >= 0, H_IN - k_start, K_PER_SPLIT, BLOCK_K, EVEN_K, PDL_WAIT
@@ -79,7 +79,7 @@ def sgmv_shrink(
 
 
 @triton.jit
-def _load_rank_block(words, inside):
+def load_rank_block(words, inside):
     """(first row, rows, number, page, page) of a rank block; no rows past the last one."""
     return (
         tl.load(words + BLOCK_FIRST_ROW, mask=inside, other=-1),

@@ -101,6 +101,12 @@ class LayerRun:
     a_stride_bytes: int
     b_stride_bytes: int
 
+    def num_layers_in(self, num_bytes: int) -> int:
+        """How many of its layers lie in the file's first ``num_bytes``."""
+        a = (num_bytes - self.first.a.end) // self.a_stride_bytes
+        b = (num_bytes - self.first.b.end) // self.b_stride_bytes
+        return max(0, min(a, b, self.num_layers - 1) + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:

@@ -22,23 +22,25 @@ _STORED = {"embed_tokens": ("embed_tokens.weight",), "lm_head": ("lm_head.weight
 _ADVICE = "save the adapter again by save_pretrained(..., save_embedding_layers=False)"
 
 
-def check_base_copies(weights: Path, copies: Mapping[str, TensorPlace], model: ModelConfig) -> None:
-    """``copies``: the places in the file ``weights`` of the copies of embed_tokens and lm_head.
+def check_base_copies(weights: Path, copies: Mapping[str, tuple[str, TensorPlace]], model: ModelConfig) -> None:
+    """``copies``: the names and places in the file ``weights`` of the copies of embed_tokens and lm_head, by module.
 
     Blocks while both are read. Raises AdapterRejected if one is not equal to the base's, or the base is not there.
     """
-    for module, copy in copies.items():
+    for module, (name, copy) in copies.items():
         base = _base_tensor(module, model)
         if base is None:
             reason = "and the base model's weights are not on this machine to compare it with"
-            raise _refusal(module, f"{reason}; {_ADVICE}")
+            raise _refusal(name, module, f"{reason}; {_ADVICE}")
         path, place = base
-        if place.shape != copy.shape or not _are_equal(_memory(weights), copy, _memory(path), place):
-            raise _refusal(module, "but differs from it: such trained weights are not served")
+        if place.shape != copy.shape:
+            sizes = f"but has shape {list(copy.shape)}, and the base model's has {list(place.shape)}"
+            raise _refusal(name, module, f"{sizes}: adapters of a vocabulary of another size are not served")
+        if not _are_equal(_memory(weights), copy, _memory(path), place):
+            raise _refusal(name, module, "but differs from it: such trained weights are not served")
 
 
-def _refusal(module: str, reason: str) -> AdapterRejected:
-    name = f"{module}.base_layer.weight"
+def _refusal(name: str, module: str, reason: str) -> AdapterRejected:
     return AdapterRejected(f"tensor `{name}` is a copy of the base model's {module}, {reason}", param=name)
 
 

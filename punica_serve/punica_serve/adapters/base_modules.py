@@ -13,7 +13,6 @@ PEFT_PREFIX = "base_model.model."
 #: The path of a text model that stands alone, and of one in a model that also sees images.
 ALONE = "model"
 WRAPPED = ("model.language_model", "language_model.model")
-_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,8 @@ class BaseModules:
     blocks: dict[str, str]
     #: The path of the text model.
     stem: str = ALONE
+    #: The paths of a layer's norms within it.
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
     def linear(self) -> Iterator[tuple[int, str, str]]:
         """(layer, module, path) of every linear module of a layer, in the order in which the model runs them."""
@@ -52,5 +53,5 @@ class BaseModules:
         for layer in range(self.num_layers):
             path = f"{self.stem}.layers.{layer}"
             yield None, path
-            for name in (*dict.fromkeys(self.blocks.values()), "mlp.act_fn", *_NORMS):
+            for name in (*dict.fromkeys(self.blocks.values()), "mlp.act_fn", *self.norms):
                 yield layer, f"{path}.{name}"

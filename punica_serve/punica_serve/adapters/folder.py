@@ -145,19 +145,10 @@ class UnverifiedAdapter:
         again: ``ref`` has what it means.
         """
         try:
-            made = use(self._adapter())
+            made = use(adapter_in(self.ref, self.model, self.weights))
         finally:
             self._verify()
         return made
-
-    def _adapter(self) -> Adapter:
-        folder = Path(self.ref.uri)
-        with naming(folder / WEIGHTS_NAME):
-            layout = _registered_layout(split_header(self.weights), len(self.weights), self.ref.scalings, self.model)
-        if layout.ranks != self.ref.ranks:
-            reason = "the ranks of its tensors differ from those it was registered with; register it again"
-            raise _changed(reason, folder)
-        return Adapter(self.ref, layout, self.weights)
 
     def _verify(self) -> None:
         weights_hash = self.stream.digest()
@@ -168,6 +159,20 @@ class UnverifiedAdapter:
         if _digest(hashlib.sha256(self.config).digest(), weights_hash) != self.ref.digest:
             reason = "its files changed on disk since it was registered; restart or register it again"
             raise _changed(reason, Path(self.ref.uri))
+
+
+def adapter_in(ref: AdapterRef, model: ModelConfig, weights: npt.NDArray[np.uint8]) -> Adapter:
+    """A registered adapter in the memory of its weights, of which the header must have come. Its digest is not checked.
+
+    Raises AdapterRejected for a header that differs from the registered one.
+    """
+    folder = Path(ref.uri)
+    with naming(folder / WEIGHTS_NAME):
+        layout = _registered_layout(split_header(weights), len(weights), ref.scalings, model)
+    if layout.ranks != ref.ranks:
+        reason = "the ranks of its tensors differ from those it was registered with; register it again"
+        raise _changed(reason, folder)
+    return Adapter(ref, layout, weights)
 
 
 def unreadable(error: OSError) -> AdapterRejected:

@@ -32,8 +32,15 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[_Size, _Size]
 
 
+def has_header(start: npt.NDArray[np.uint8]) -> bool:
+    """Whether this first part of a file has all of its header. Raises AdapterRejected."""
+    if len(start) < _LENGTH_BYTES:
+        return False
+    return len(start) >= _LENGTH_BYTES + header_length(start[:_LENGTH_BYTES].tobytes())
+
+
 def split_header(file: npt.NDArray[np.uint8]) -> bytes:
-    """The header of a complete file. Raises AdapterRejected."""
+    """The header of a file that has come that far. Raises AdapterRejected."""
     end = _header_end(file[:_LENGTH_BYTES].tobytes(), len(file))
     return file[_LENGTH_BYTES:end].tobytes()
 

@@ -27,7 +27,8 @@ def lora_targets(config: PeftConfig, model: ModelConfig, stem: str = ALONE) -> M
 def base_modules(model: ModelConfig, stem: str = ALONE) -> BaseModules:
     """The modules of a base model whose text model has the path ``stem``."""
     blocks = {projection.name: projection.parent for group in model.spec.groups for projection in group.projections}
-    return BaseModules(model.num_hidden_layers, blocks, stem)
+    norms = tuple(norm.name for norm in model.spec.layer_norms)
+    return BaseModules(model.num_hidden_layers, blocks, stem, norms)
 
 
 def linear_modules(model: ModelConfig, stem: str = ALONE) -> Iterator[tuple[int, str, str]]:

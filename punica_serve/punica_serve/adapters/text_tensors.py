@@ -19,8 +19,8 @@ class TextTensors:
     tensors: Mapping[str, TensorPlace]
     #: Tensors that update what only images pass, and so change no answer here.
     num_image_tensors: int
-    #: Copies of the base model's matrices that PEFT has saved, by module.
-    copies: Mapping[str, TensorPlace]
+    #: Copies of the base model's matrices that PEFT has saved, with their names, by module.
+    copies: Mapping[str, tuple[str, TensorPlace]]
 
 
 def text_tensors(tensors: Mapping[str, TensorPlace]) -> TextTensors:
@@ -29,10 +29,15 @@ def text_tensors(tensors: Mapping[str, TensorPlace]) -> TextTensors:
     text = {name: tensor for name, tensor in tensors.items() if not name.startswith(image_parts)}
     if tensors and not text:
         first = min(tensors)
-        reason = f"it updates only the part for images, as tensor `{first[:200]}` does, and images are not served"
+        reason = f"it updates only the part for images, as tensor `{first[:200]}` does; train modules of the text model"
         raise AdapterRejected(reason, param=first)
     stem = next((stem for stem in WRAPPED if any(name.startswith(f"{PEFT_PREFIX}{stem}.") for name in text)), ALONE)
     num_image_tensors = len(tensors) - len(text)
-    paths = {module: f"{PEFT_PREFIX}{path}.base_layer.weight" for module, path in BaseModules(0, {}, stem).vocabulary()}
-    copies = {module: text.pop(name) for module, name in paths.items() if name in text}
-    return TextTensors(stem, text, num_image_tensors, copies)
+    copies = {name: module for module, path in BaseModules(0, {}, stem).vocabulary() for name in _copy_names(path)}
+    copied = {module: (name, text.pop(name)) for name, module in copies.items() if name in text}
+    return TextTensors(stem, text, num_image_tensors, copied)
+
+
+def _copy_names(path: str) -> tuple[str, str]:
+    """PEFT's names for a copy of the embedding or the head: of one that the adapter updates, and of any other."""
+    return f"{PEFT_PREFIX}{path}.base_layer.weight", f"{PEFT_PREFIX}{path}.weight"

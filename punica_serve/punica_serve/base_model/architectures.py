@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from punica_serve.base_model.model_files import refusal
-from punica_serve.base_model.unsupported import lacking_part
+from punica_serve.base_model.unsupported import QUANTIZATION_FIELDS, foreign_field, lacking_part
 from punica_serve.base_model.windows import WindowRule
 
 #: Fields by which transformers computes any of these otherwise -> values that the engine implements, the usual first.
@@ -20,6 +20,8 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "is_causal": (True, None),
     "per_layer_config": (None, {}),
 }
+#: Fields of Gemma 2 and 3 that hold any number.
+_SCORE_FIELDS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +42,25 @@ class Architecture:
     qkv_bias: bool = False
     #: Whether each head of queries and keys is normed before it is rotated.
     qk_norm: bool = False
-    #: Whether its layers are Gemma's: norms of 1 + w, before and behind each block, scaled embeddings and GeGLU.
+    #: Whether it is a Gemma: norms of 1 + w, scaled embeddings and GeGLU.
     is_gemma: bool = False
+    #: Whether it also norms behind each block, scales scores by query_pre_attn_scalar and has soft caps: Gemma 2 and 3.
+    norms_behind_blocks: bool = False
     #: Whether q, k and v, and gate and up, are one linear module each.
     has_fused_projections: bool = False
     #: Whether rotary embeddings are Phi-3's: partial, and scaled by LongRoPE, whatever the scaling is called.
     has_longrope: bool = False
 
 
+#: Transformers reads the first name in Gemma 1, and the second alone in the others.
 _GEMMA: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("gelu_pytorch_tanh", "gelu", None),  # transformers reads hidden_activation alone
+    "hidden_act": ("gelu_pytorch_tanh", "gelu", None),
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
     "use_bidirectional_attention": (False, None),
 }
 
-#: Transformers' defaults that both share.
+#: Transformers' defaults that Gemma 2 and 3 share.
 _GEMMA_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -70,9 +75,15 @@ _GEMMA_DEFAULTS: dict[str, Any] = {
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("LlamaForCausalLM", implemented={"attention_bias": (False,), "mlp_bias": (False,)}),
+    "llama": Architecture(
+        "LlamaForCausalLM",
+        defaults={"eos_token_id": 2},
+        implemented={"attention_bias": (False,), "mlp_bias": (False,)},
+    ),
     "mistral": Architecture(
-        "MistralForCausalLM", defaults={"num_key_value_heads": 8, "sliding_window": 4096}, windows="all"
+        "MistralForCausalLM",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096, "eos_token_id": 2},
+        windows="all",
     ),
     "qwen2": Architecture(
         "Qwen2ForCausalLM",
@@ -87,6 +98,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         windows="qwen",
         qk_norm=True,
     ),
+    "gemma": Architecture(
+        "GemmaForCausalLM",
+        defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True, "eos_token_id": 1},
+        implemented={
+            **_GEMMA,
+            "hidden_act": ("gelu_pytorch_tanh", "gelu"),
+            "hidden_activation": ("gelu_pytorch_tanh", None),  # transformers ignores what older versions wrote
+        },
+        is_gemma=True,
+    ),
     "gemma2": Architecture(
         "Gemma2ForCausalLM",
         defaults={
@@ -100,6 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         implemented={**_GEMMA, "sliding_window_pattern": (2,)},
         windows="gemma",
         is_gemma=True,
+        norms_behind_blocks=True,
     ),
     "gemma3_text": Architecture(
         "Gemma3ForCausalLM",
@@ -114,17 +136,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_theta=10_000.0,
         qk_norm=True,
         is_gemma=True,
+        norms_behind_blocks=True,
+    ),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "eos_token_id": 32_000},
+        implemented={"attention_bias": (False,)},
+        windows="all",
+        has_fused_projections=True,
+        has_longrope=True,
     ),
 }
-
-ARCHITECTURES["phi3"] = Architecture(
-    "Phi3ForCausalLM",
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "eos_token_id": 32_000},
-    implemented={"attention_bias": (False,)},
-    windows="all",
-    has_fused_projections=True,
-    has_longrope=True,
-)
 
 #: Models that also see images, by `model_type` -> the `model_type` of their text model, and their class.
 _WRAPPERS = {
@@ -134,7 +156,7 @@ _WRAPPERS = {
 #: Advice: no setting makes such a model one that is served.
 _ANOTHER = "; take another base model (`punica-serve config check FOLDER` tells)"
 #: Fields of a wrapper that hold for its text model.
-_SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "_name_or_path", "quantization_config")
+_SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "_name_or_path", *QUANTIZATION_FIELDS)
 
 
 def text_config(raw: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -189,3 +211,7 @@ def _refuse_unimplemented(raw: Mapping[str, Any], architecture: Architecture, pa
     for name, implemented in {**_COMMON, **architecture.implemented}.items():
         if name in raw and raw[name] not in implemented:
             raise refusal(path, name, f"is {raw[name]!r}; only {implemented[0]!r} is implemented{_ANOTHER}")
+    own = {*architecture.implemented, *(_SCORE_FIELDS if architecture.norms_behind_blocks else ())}
+    if foreign := foreign_field(raw, own):
+        reason = f"is {raw[foreign]!r}, by which other models compute and {architecture.class_name} does not"
+        raise refusal(path, foreign, f"{reason}{_ANOTHER}, or delete the field if the weights were trained without it")

@@ -15,6 +15,7 @@ from punica_serve.base_model.generation_config import read_generation_defaults
 from punica_serve.base_model.model_config import ModelConfig, ModelDtype
 from punica_serve.base_model.model_files import PositiveFloat, PositiveInt, convert, read_object, refusal
 from punica_serve.base_model.rope_config import Rope, read_longrope, read_rope, split_ropes
+from punica_serve.base_model.unsupported import QUANTIZATION_FIELDS
 from punica_serve.base_model.windows import read_windows
 from punica_serve.errors import ModelRejected
 
@@ -51,14 +52,15 @@ class _ConfigFile(msgspec.Struct, frozen=True):
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelRejected."""
     path = _config_path(folder)
-    raw = text_config(read_object(path), path)
+    document = read_object(path)
+    raw = text_config(document, path)
     architecture = read_architecture(raw, path)
     _refuse_formats(raw, path)
-    raw = {**architecture.defaults, **raw}
-    file = convert(raw, _ConfigFile, path)
+    fields = {**architecture.defaults, **raw}
+    file = convert(fields, _ConfigFile, path)
     _check_heads(file, path)
     head_dim = file.head_dim or file.hidden_size // file.num_attention_heads
-    rope, window_rope = _ropes(raw, path, architecture, head_dim, file.max_position_embeddings)
+    rope, window_rope = _ropes(fields, path, architecture, head_dim, file.max_position_embeddings)
     return ModelConfig(
         vocab_size=file.vocab_size,
         hidden_size=file.hidden_size,
@@ -79,7 +81,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         qk_norm=architecture.qk_norm,
         fused_projections=architecture.has_fused_projections,
         windows=read_windows(
-            raw,
+            fields,
             path,
             rule=architecture.windows,
             num_layers=file.num_hidden_layers,
@@ -88,17 +90,19 @@ def read_model_config(folder: Path) -> ModelConfig:
         rotary_dim=rope.rotary_dim,
         window_rope=window_rope,
         is_gemma=architecture.is_gemma,
-        query_pre_attn_scalar=file.query_pre_attn_scalar if architecture.is_gemma else None,
-        attn_logit_softcapping=file.attn_logit_softcapping if architecture.is_gemma else None,
-        final_logit_softcapping=file.final_logit_softcapping if architecture.is_gemma else None,
+        norms_behind_blocks=architecture.norms_behind_blocks,
+        query_pre_attn_scalar=file.query_pre_attn_scalar,
+        attn_logit_softcapping=file.attn_logit_softcapping,
+        final_logit_softcapping=file.final_logit_softcapping,
         generation=read_generation_defaults(
-            raw,
+            fields,
             path,
             eos_token_id=file.eos_token_id,
             vocab_size=file.vocab_size,
             max_position_embeddings=file.max_position_embeddings,
         ),
         class_names=class_names(architecture),
+        sees_images=raw is not document,
         folder=folder,
     )
 
@@ -132,9 +136,9 @@ def _refuse_formats(raw: dict[str, Any], path: Path) -> None:
     for name in ("dtype", "torch_dtype"):
         if raw.get(name) not in (None, *get_args(ModelDtype)):
             raise refusal(path, name, f"is {raw[name]!r}; {', '.join(get_args(ModelDtype))} are implemented")
-    if raw.get("quantization_config"):
-        reason = "is set; quantized weights are not implemented: take the checkpoint without"
-        raise refusal(path, "quantization_config", reason)
+    for name in QUANTIZATION_FIELDS:
+        if raw.get(name):
+            raise refusal(path, name, "is set; quantized weights are not implemented: take the checkpoint without")
 
 
 def _check_heads(file: _ConfigFile, path: Path) -> None:

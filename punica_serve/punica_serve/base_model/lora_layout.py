@@ -104,7 +104,10 @@ class LoraLimits:
         """Why an adapter with these ranks by module is not served, and what to do; None if it is."""
         module, rank = max(ranks.items(), key=lambda item: item[1], default=("", 0))
         if rank > self.max_rank:
-            fix = f"raise `engine.max_lora_rank` to {rank}" if rank <= MAX_LORA_RANK else f"{MAX_LORA_RANK} is the most"
+            fits = rank <= MAX_LORA_RANK
+            fix = (
+                f"raise `engine.max_lora_rank` to {rank}" if fits else f"{MAX_LORA_RANK} is the most: train a lower one"
+            )
             return f"the adapter has rank {rank} in {module}, and `engine.max_lora_rank` is {self.max_rank}; {fix}"
         if not self.vocabulary and updates_vocabulary(ranks):
             named = " and ".join(name for names in VOCABULARY_GROUPS.values() for name in names if name in ranks)

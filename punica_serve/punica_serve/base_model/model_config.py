@@ -62,8 +62,10 @@ class ModelConfig:
     rotary_dim: int | None = None
     #: The rotary embedding of the layers with a window; None: that of the others.
     window_rope: Rope | None = None
-    #: Gemma's layers: norms of 1 + w, before and behind each block, scaled embeddings and GeGLU.
+    #: Gemma's values: norms of 1 + w, scaled embeddings and GeGLU.
     is_gemma: bool = False
+    #: Whether each block's output is normed before it is added, as in Gemma 2 and 3.
+    norms_behind_blocks: bool = False
     #: Attention scores are divided by its root; None: by head_dim's.
     query_pre_attn_scalar: float | None = None
     attn_logit_softcapping: float | None = None
@@ -71,6 +73,8 @@ class ModelConfig:
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     #: Transformers' classes of such a model; empty if it was not read from a file.
     class_names: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    #: Whether it is the text model of one that also sees images.
+    sees_images: bool = field(default=False, compare=False, repr=False)
     #: Where it was read from; None if it was not.
     folder: Path | None = field(default=None, compare=False, repr=False)
     rank: Rank = SINGLE
@@ -209,7 +213,7 @@ def _rotary(config: ModelConfig, rope: Rope) -> RotarySpec:
 
 
 def _block_norms(config: ModelConfig) -> BlockNorms:
-    if not config.is_gemma:
+    if not config.norms_behind_blocks:
         return BlockNorms()
     return BlockNorms(
         behind_attention="post_attention_layernorm",

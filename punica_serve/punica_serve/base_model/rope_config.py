@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,8 @@ _DEFAULT_THETA = 10000.0
 _PHI3_CONTEXT = 4096
 #: Names of LongRoPE in configs of Phi-3.
 _LONGROPE = ("longrope", "su", "yarn")
+#: Fields by which other models scale, beside the rotation or instead of what is read here.
+_FOREIGN = ("llama_4_scaling_beta", "short_mscale", "long_mscale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class _LongRope(msgspec.Struct, frozen=True):
     attention_factor: PositiveFloat | None = None
 
 
+class _Mscales(msgspec.Struct, frozen=True):
+    mscale: PositiveFloat
+    mscale_all_dim: PositiveFloat
+
+
 class _Share(msgspec.Struct, frozen=True):
     partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -68,9 +75,7 @@ def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: in
     `rope_scaling` replaces `rope_parameters` as a whole where it holds anything. Inside either, `rope_theta` wins over
     the one beside it. Raises ModelRejected, which names the field.
     """
-    holders = convert(config, _Holders, path)
-    name = "rope_scaling" if holders.rope_scaling else "rope_parameters"
-    given = holders.rope_scaling or holders.rope_parameters or {}
+    name, given = _given(config, path)
     theta = _read_theta(config, given, path, name)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
@@ -88,9 +93,7 @@ def read_rope(config: dict[str, Any], path: Path, *, max_position_embeddings: in
 
 def read_longrope(config: dict[str, Any], path: Path, *, head_dim: int, max_position_embeddings: int) -> Rope:
     """The rotary embedding of a Phi-3, whose scalings all mean LongRoPE. Raises ModelRejected, as ``read_rope``."""
-    holders = convert(config, _Holders, path)
-    name = "rope_scaling" if holders.rope_scaling else "rope_parameters"
-    given = holders.rope_scaling or holders.rope_parameters or {}
+    name, given = _given(config, path)
     theta = _read_theta(config, given, path, name)
     rotary_dim = _rotary_dim(config, given, path, name, head_dim)
     kind = given.get("rope_type", given.get("type", "default"))
@@ -113,6 +116,19 @@ def read_longrope(config: dict[str, Any], path: Path, *, head_dim: int, max_posi
     return Rope(theta, scaling=scaling, rotary_dim=rotary_dim)
 
 
+def _given(config: dict[str, Any], path: Path) -> tuple[str, dict[str, Any]]:
+    """The name of the object that counts, and the object; an empty one if there is none."""
+    holders = convert(config, _Holders, path)
+    name = "rope_scaling" if holders.rope_scaling else "rope_parameters"
+    given = holders.rope_scaling or holders.rope_parameters or {}
+    for field, value in given.items():
+        if isinstance(value, dict):
+            raise refusal(path, f"{name}.{field}", "is an object; numbers for all layers alike are implemented here")
+        if value and field in _FOREIGN:
+            raise refusal(path, f"{name}.{field}", f"is {value!r}; only a scaling without it is implemented")
+    return name, given
+
+
 def _longrope_magnitude(factor: float, original: int) -> float:
     """The paper's factor of cos and sin."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -133,14 +149,16 @@ def split_ropes(config: dict[str, Any], path: Path, window_theta: float) -> tupl
     """The rotary embeddings of full and of sliding layers, as two configs with one each, of a config like Gemma 3's.
 
     `rope_parameters` has both by layer type; the older `rope_scaling` and `rope_theta` are of full layers alone, and
-    `rope_local_base_freq` of sliding ones.
+    `rope_local_base_freq` of sliding ones. Here transformers does not read `original_max_position_embeddings` beside
+    them.
     """
     given = convert(config, _Holders, path).rope_parameters or {}
     kinds = {"full_attention", "sliding_attention"}
     if set(given) - kinds or not all(isinstance(part, dict) for part in given.values() if part is not None):
         raise refusal(path, "rope_parameters", f"has {sorted(given)}; objects for {sorted(kinds)} are implemented")
-    rest = {name: value for name, value in config.items() if name not in ("rope_parameters", "rope_scaling")}
-    scaling = convert(config, _Holders, path).rope_scaling or {}
+    replaced = ("rope_parameters", "rope_scaling", "original_max_position_embeddings")
+    rest = {name: value for name, value in config.items() if name not in replaced}
+    _, scaling = _given({"rope_scaling": config.get("rope_scaling")}, path)
     full = {**rest, "rope_parameters": {**(given.get("full_attention") or {}), **scaling}}
     theta = config.get("rope_local_base_freq", window_theta)
     sliding = {**rest, "rope_theta": theta, "rope_parameters": given.get("sliding_attention") or {}}
@@ -180,12 +198,23 @@ def _read_llama3(given: dict[str, Any], path: Path, name: str, theta: float) -> 
 
 
 def _read_yarn(given: dict[str, Any], path: Path, name: str, theta: float) -> YarnScaling:
-    for field in ("mscale", "mscale_all_dim"):
-        if given.get(field):
-            raise refusal(path, f"{name}.{field}", f"is {given[field]!r}; only a scaling without it is implemented")
     if theta <= 1:
         raise refusal(path, "rope_theta", f"is {theta}; 'yarn' needs one above 1")
-    return convert(given, YarnScaling, path, within=name)
+    if given.get("attn_factor", 1) != 1:
+        reason = f"is {given['attn_factor']!r}, which transformers ignores and others multiply with"
+        advice = "delete it to compute as transformers does, or write the whole factor of cos and sin as"
+        raise refusal(path, f"{name}.attn_factor", f"{reason}; {advice} `attention_factor`")
+    scaling = convert(given, YarnScaling, path, within=name)
+    if scaling.attention_factor is None and (given.get("mscale") or given.get("mscale_all_dim")):
+        mscales = convert(given, _Mscales, path, within=name)
+        return replace(scaling, attention_factor=_mscale_ratio(mscales, scaling.factor))
+    return scaling
+
+
+def _mscale_ratio(mscales: _Mscales, factor: float) -> float:
+    """The factor of cos and sin, as DeepSeek writes it."""
+    growth = 0.1 * math.log(max(factor, 1.0))
+    return (mscales.mscale * growth + 1.0) / (mscales.mscale_all_dim * growth + 1.0)
 
 
 #: By `rope_type`: the scalings that count from the context that a model was trained on first.

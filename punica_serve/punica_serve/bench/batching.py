@@ -8,12 +8,14 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rich.progress import Progress
 
 from punica_serve.bench.driver import preload, step
-from punica_serve.bench.random_adapters import fill_host_cache
+from punica_serve.bench.group_process import measure_in_process
+from punica_serve.bench.host_adapters import fill_ranks
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import timed
 from punica_serve.engine.engine import Engine
@@ -79,9 +81,10 @@ class BatchingMeasured:
 
 def run(subject: Subject, settings: BatchingSettings, progress: Progress) -> BatchingMeasured:
     """Raises RequestFailed if any request fails."""
-    prefills = _measure_prefills(subject, settings, progress)
-    subject.free_memory()
-    return BatchingMeasured(prefills, _measure_decodes(subject, settings, progress))
+    prefills = measure_in_process(subject, partial(_measure_prefills, subject, settings), progress)
+    return BatchingMeasured(
+        prefills, measure_in_process(subject, partial(_measure_decodes, subject, settings), progress)
+    )
 
 
 def _measure_prefills(subject: Subject, settings: BatchingSettings, progress: Progress) -> tuple[PrefillTime, ...]:
@@ -91,7 +94,7 @@ def _measure_prefills(subject: Subject, settings: BatchingSettings, progress: Pr
     task = progress.add_task("prefill", total=len(settings.prompts))
     times: list[PrefillTime] = []
     with timed(progress, "engine for prefills"):
-        engine = Engine(config, str(subject.device))
+        engine = subject.open_engine(config)
     try:
         bench = EngineBench(engine, config.page_size)
         for num_tokens in settings.prompts:
@@ -109,10 +112,10 @@ def _measure_decodes(subject: Subject, settings: BatchingSettings, progress: Pro
     # Prompts are sized for batches that one request joins in each step.
     config = config.model_copy(update={"prefill_budget_tokens": max(settings.contexts), "max_prefills": 1})
     with timed(progress, "engine for decodes"):
-        engine = Engine(config, str(subject.device))
+        engine = subject.open_engine(config)
     try:
         task = progress.add_task("random adapters", total=num_adapters)
-        refs = fill_host_cache(engine, num_adapters, settings.rank, subject.dtype, lambda: progress.advance(task))
+        refs = fill_ranks(engine, num_adapters, settings.rank, subject.dtype, lambda: progress.advance(task))
         return _decode_cells(EngineBench(engine, config.page_size), settings, refs, progress)
     finally:
         engine.close()

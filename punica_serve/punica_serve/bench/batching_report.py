@@ -51,13 +51,13 @@ def measure_all(subject: Subject, settings: BatchingSettings, progress: Progress
 
 def make_report(subject: Subject, settings: BatchingSettings, measured: BatchingMeasured) -> Report:
     """The tables, knees and picture of one run."""
-    with_vllm = subject.on_gpu and subject.model.name == GOAL_SHAPE
+    with_vllm = subject.on_gpu and subject.title == GOAL_SHAPE
     target_ms = subject.config.target_step_ms
     auto = auto_point(settings, measured.decodes, target_ms)
     return Report(
         name="batching",
         machine=machine(str(subject.device)),
-        settings={**asdict(settings), "model": subject.model.name},
+        settings={**asdict(settings), "model": subject.title},
         tables=[_prefill_table(subject, measured), _decode_table(settings, measured.decodes, with_vllm=with_vllm)],
         figures={"": lambda figure: _draw(figure, measured, auto)},
         facts=_facts(settings, measured.decodes, target_ms, auto),
@@ -119,7 +119,7 @@ def _prefill_table(subject: Subject, measured: BatchingMeasured) -> TableData:
         )
         for time in measured.prefills
     ]
-    return TableData("prefill", f"batching: {subject.model.name}, prefill", _PREFILL_COLUMNS, rows)
+    return TableData("prefill", f"batching: {subject.title}, prefill", _PREFILL_COLUMNS, rows)
 
 
 def _decode_table(settings: BatchingSettings, decodes: Sequence[DecodeTime], *, with_vllm: bool) -> TableData:

@@ -46,11 +46,11 @@ def make_report(subject: Subject, settings: DecodeRanksSettings, samples: Sequen
         (own.num_rows, own.num_adapters, own.max_rank, average_rank(own), own.base_ms, own.step_ms)
         for own in sorted(samples, key=lambda own: (own.num_rows, own.max_rank, own.sum_ranks))
     ]
-    title = f"decode-ranks: {subject.model.name}, {settings.num_context_tokens} tokens of context"
+    title = f"decode-ranks: {subject.title}, {settings.num_context_tokens} tokens of context"
     return Report(
         name="decode-ranks",
         machine=machine(str(subject.device)),
-        settings={**asdict(settings), "model": subject.model.name},
+        settings={**asdict(settings), "model": subject.title},
         tables=[TableData("steps", title, _COLUMNS, rows)],
         figures={"": partial(_draw, samples=samples, title=title)},
     )

@@ -1,14 +1,16 @@
 """Times decode steps of batches with mixed ranks; ``performance.lora_fit`` fits what they add."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rich.progress import Progress
 
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS, pages_needed, pages_of_rank
 from punica_serve.bench.batching import EngineBench
 from punica_serve.bench.driver import preload
+from punica_serve.bench.group_process import measure_in_process
+from punica_serve.bench.host_adapters import fill_ranks
 from punica_serve.bench.lora_mixes import RANKS, Mix, MixAdapter, mixes, sample_of
-from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import EngineConfig
@@ -26,9 +28,13 @@ _POOL_SHARE = 0.35
 
 def measure_lora(subject: Subject, sizes: Sequence[int], context: int, progress: Progress) -> list[LoraSample]:
     """Samples of batches of these sizes, as far as they fit, all rows with about ``context`` tokens."""
+    return measure_in_process(subject, partial(_measure_on_engine, subject, sizes, context), progress)
+
+
+def _measure_on_engine(subject: Subject, sizes: Sequence[int], context: int, progress: Progress) -> list[LoraSample]:
     counts = _num_adapters(subject, max(sizes))
     with timed(progress, "engine for mixed ranks"):
-        engine = Engine(_config(subject, max(sizes), context, counts), str(subject.device))
+        engine = subject.open_engine(_config(subject, max(sizes), context, counts))
     try:
         refs = _make_adapters(engine, subject, counts, progress)
         preload(engine, refs.values())
@@ -93,6 +99,6 @@ def _make_adapters(
     task = progress.add_task("random adapters", total=sum(counts.values()))
     refs: dict[MixAdapter, AdapterRef] = {}
     for rank, count in counts.items():
-        made = fill_host_cache(engine, count, rank, subject.dtype, lambda: progress.advance(task))
+        made = fill_ranks(engine, count, rank, subject.dtype, lambda: progress.advance(task))
         refs |= {MixAdapter(rank, number): ref for number, ref in enumerate(made)}
     return refs

@@ -9,15 +9,18 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
 from rich.progress import Progress
 
 from punica_serve.bench import batching
+from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
 from punica_serve.bench.driver import step
+from punica_serve.bench.group_process import measure_in_process
+from punica_serve.bench.host_adapters import fill_ranks
 from punica_serve.bench.lora_samples import measure_lora
-from punica_serve.bench.random_adapters import fill_host_cache
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import timed
 from punica_serve.engine.engine import Engine
@@ -66,25 +69,23 @@ def measure_profile(subject: Subject, rank: int, progress: Progress) -> Measured
     )
     measured = batching.run(subject, settings, progress)
     decode = decode_times(measured, tokens)
-    subject.free_memory()
     samples = measure_lora(subject, sizes, tokens[0], progress)
     fit = fit_lora(samples)
-    subject.free_memory()
     device = torch.cuda.get_device_name(subject.device) if subject.on_gpu else "cpu"
-    dtype = subject.config.dtype_of(subject.model)
+    dtype, rate = subject.config.dtype_of(subject.model), partial(_load_gb_per_s, subject, rank)
     profile = PerformanceProfile(
         version=2,
-        name=f"{device}, {subject.model.name} in {dtype}",
+        name=f"{device}, {subject.title} in {dtype}",
         source=f"punica-serve profile, {time.strftime('%Y-%m-%d', time.gmtime())}",
         device=device,
-        model=ModelShape.of(subject.model),
+        model=ModelShape.of(subject.model.whole),
         dtypes=(dtype,),
-        group_size=1,
+        group_size=subject.model.rank.size,
         max_prefills=1,
         prefill=_prefill_times(measured, decode),
         decode=decode,
         lora=fit.lora,
-        adapter_load=AdapterLoad(gb_per_s=_load_gb_per_s(subject, rank, progress)),
+        adapter_load=AdapterLoad(gb_per_s=measure_in_process(subject, rate, progress)),
     )
     return MeasuredProfile(profile, samples, fit)
 
@@ -129,19 +130,22 @@ def _extended(line: Sequence[float | None], contexts: Sequence[int]) -> list[flo
 
 
 def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:
-    config = subject.sized(batch_size=1, rank=rank, num_host=_NUM_LOADS, num_resident=_NUM_LOADS)
+    config = subject.sized(batch_size=1, rank=rank, num_host=2 * _NUM_LOADS, num_resident=2 * _NUM_LOADS)
     with timed(progress, "engine for adapter loads"):
-        engine = Engine(config, str(subject.device))
+        engine = subject.open_engine(config)
     try:
         task = progress.add_task("adapters", total=_NUM_LOADS)
-        refs = fill_host_cache(engine, _NUM_LOADS, rank, subject.dtype, lambda: progress.advance(task))
-        _first_token_s(engine, refs[0])  # includes one-time work
-        cold_s = statistics.median(_first_token_s(engine, ref) for ref in refs[1:])
-        warm_s = statistics.median(_first_token_s(engine, ref) for ref in refs[1:])
+        own = fill_ranks(engine, _NUM_LOADS, rank, subject.dtype, lambda: progress.advance(task))
+        # A group has those on its devices, but none of their aliases.
+        with SharedBytes(engine, own).aliases("load", range(_NUM_LOADS)) as aliases:
+            first, *refs = aliases.values()
+            _first_token_s(engine, first)  # includes one-time work
+            cold_s = statistics.median(_first_token_s(engine, ref) for ref in refs)
+            warm_s = statistics.median(_first_token_s(engine, ref) for ref in refs)
     finally:
         engine.close()
-    least_s = refs[0].num_bytes / (_FASTEST_GB_PER_S * 1e9)
-    return round(refs[0].num_bytes / max(cold_s - warm_s, least_s) / 1e9, 3)
+    least_s = first.num_bytes / (_FASTEST_GB_PER_S * 1e9)
+    return round(first.num_bytes / max(cold_s - warm_s, least_s) / 1e9, 3)
 
 
 def _first_token_s(engine: Engine, ref: AdapterRef) -> float:

@@ -5,7 +5,9 @@ The numbers are drawn on the device and copied to the host, since drawing 40 GB 
 
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +22,10 @@ from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME, load_adapter
 from punica_serve.adapters.layout import weight_name
 from punica_serve.adapters.targets import linear_modules
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.adapters.packing import pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.adapters.random_pages import noise, pack_random
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
@@ -40,6 +43,10 @@ _MAX_THREADS = 8
 #: The commands' option for adapter files.
 _OPTION = "--folder"
 
+#: An engine that was closed may still write one packed form, which takes no longer on any disk.
+_LAST_WRITE_S = 10.0
+_PAUSE_S = 0.05
+
 T = TypeVar("T")
 
 #: Called after each adapter.
@@ -50,14 +57,26 @@ OnMade = Callable[[], None]
 def adapter_files(parent: Path | None) -> Iterator[Path]:
     """Creates a temporary folder for adapter files in ``parent``, or in the system's folder; it is removed at the end.
 
-    Raises ConfigError if it can't be created.
+    Results don't depend on that: what can't be removed stays. Raises ConfigError if it can't be created.
     """
     with writing(parent or Path("the system's temporary folder"), _OPTION):
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent)
+        made = tempfile.TemporaryDirectory(prefix="punica-bench-", dir=parent, ignore_cleanup_errors=True)
     with made as folder:
-        yield Path(folder)
+        try:
+            yield Path(folder)
+        finally:
+            _remove(Path(folder))
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder to which an engine that was closed may still write."""
+    deadline_s = time.monotonic() + _LAST_WRITE_S
+    while folder.exists() and time.monotonic() < deadline_s:
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            time.sleep(_PAUSE_S)
 
 
 def fill_host_cache(

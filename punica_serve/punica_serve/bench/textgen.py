@@ -14,8 +14,8 @@ from rich.progress import Progress
 
 from punica_kernels.bench.timing import copy_bytes_per_s, matmul_flop_per_s
 from punica_serve.bench.driver import MaxConcurrency, RunTimes, drive, preload
-from punica_serve.bench.group_stock import fill_group
-from punica_serve.bench.random_adapters import adapter_files, fill_host_cache, write_folders
+from punica_serve.bench.host_adapters import fill_ranks
+from punica_serve.bench.random_adapters import adapter_files, write_folders
 from punica_serve.bench.step_floor import DeviceRates
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen_rows import ROWS, TextgenRow, fit, requests_of
@@ -156,9 +156,7 @@ def _make_adapters(
         "files": write_folders(
             folder, subject.model.whole, counts["files"], rank, subject.device, lambda: progress.advance(task)
         ),
-        "host": fill_group(engine, counts["host"], rank, lambda: progress.advance(task))
-        if engine.ranks
-        else fill_host_cache(engine, counts["host"], rank, subject.dtype, lambda: progress.advance(task)),
+        "host": fill_ranks(engine, counts["host"], rank, subject.dtype, lambda: progress.advance(task)),
     }
     progress.remove_task(task)
     return stock

@@ -10,7 +10,7 @@ import typer
 
 from punica_serve.cli.group_bytes import group_lines, rank_lines
 from punica_serve.cli.model_check import GPUS, check_files, check_model, engine_for, gpu_bytes, limit_lines
-from punica_serve.cli.room_lines import adapter_lines, auto_lines, batch_line, batch_on
+from punica_serve.cli.room_lines import adapter_lines, auto_lines, batch_line, batch_on, prefill_line
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.process.logs import LogLevel, configure_logging
@@ -133,13 +133,14 @@ def _lines_about_gpu(config: "ClusterConfig", gpu: str) -> list[str]:
 
 
 def _lines_without_gpu(config: "ClusterConfig", model: "ModelConfig") -> Iterator[str]:
-    """What the settings aim at, where no GPU is known. Raises ConfigError if `auto` has no profile."""
+    """Says what the settings aim at, where no GPU is known. Raises ConfigError if `auto` has no profile."""
     from punica_serve.adapters.expected_rank import batch_of, engine_of
     from punica_serve.base_model.rank import Rank
 
     engine = engine_of(config)
     yield from limit_lines(engine, model)
     yield batch_line(batch_of(config), is_gpu_known=False)
+    yield prefill_line(engine)
     yield from adapter_lines(engine, engine.share_of(model, Rank(0, config.runner.group_size)))
 
 
@@ -186,9 +187,15 @@ def check_config(config: "ClusterConfig") -> "ModelConfig":
 
 def check_host(config: "ClusterConfig") -> None:
     """Checks what the cluster's processes need on this machine, run as this user. Raises ConfigError."""
+    from punica_serve.store.filesystems import check_package
+    from punica_serve.store.secrets import check_secrets
+
+    check_secrets(config.store)
     check_folder(config.data_folder, "data_folder")
     if config.store_folder:
         check_folder(config.store_folder, "store.url")
+    else:
+        check_package(config.store_url)
     hook = config.scheduler.scale.hook
     if hook and shutil.which(hook[0]) is None:
         message = f"`scheduler.scale.hook`: {hook[0]} is not a command that can be run here"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from punica_serve.cli.room_lines import adapter_lines, batch_line
+from punica_serve.cli.room_lines import adapter_lines, batch_line, prefill_line
 from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.numbers import counted, gib, is_count
 
@@ -67,6 +67,8 @@ def _served(engine: "EngineConfig", model: "ModelConfig") -> Iterator[str]:
     from punica_serve.base_model.memory_budget import num_weights
 
     yield f"{engine.model} would be served: {num_weights(model):,} weights in {engine.dtype_of(model)}"
+    if model.sees_images:
+        yield "it is served as text: the weights for images are not read, and requests with images are refused"
     yield from limit_lines(engine, model)
     for told in model.generation.not_applied:
         yield f"not implemented: {told}"
@@ -145,7 +147,7 @@ class _Fit:
 
     @property
     def num_kv_pages(self) -> int:
-        """Of the KvCache: as many as the config fixes, or as the GPU has room for."""
+        """The KvCache's pages: as many as the config fixes, or as the GPU has room for."""
         return self.engine.num_kv_pages or self.plan.kv_tokens // self.engine.page_size
 
     def advice(self) -> str:
@@ -175,6 +177,7 @@ class _Fit:
 
         yield f"{self.gpu}: {self.sizes()}, the KvCache {self._cache()}"
         yield batch_line(batch or AutoBatch(self.engine.max_batch_size, "max_batch_size"), is_gpu_known=True)
+        yield prefill_line(self.engine)
         yield from adapter_lines(self.engine, self.model, self.plan.num_lora_pages)
         yield from self._contexts()
         yield self._steps()
@@ -206,8 +209,9 @@ class _Fit:
         else:
             yield f"tokens of context: {tokens}, {num_longest:,} requests of the longest, {context:,}"
         yield from self._windows(rule)
-        num_usual = num_pages // rule.held_by(_USUAL_REQUEST)
-        yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {num_usual:,}"
+        if context > _USUAL_REQUEST:
+            num_usual = num_pages // rule.held_by(_USUAL_REQUEST)
+            yield f"requests of {_USUAL_REQUEST:,} tokens in the KvCache: {num_usual:,}"
 
     def _steps(self) -> str:
         """The memory of steps, and the largest that it holds."""

@@ -11,6 +11,7 @@ from punica_serve.cli.bench.engine_options import (
     EngineDeviceOption,
     RankOption,
     ShapeOption,
+    TensorParallelOption,
     subject_of,
 )
 from punica_serve.numbers import MAX_COUNT
@@ -24,6 +25,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
+    tensor_parallel: TensorParallelOption = 1,
     rank: RankOption = 16,
     largest: Annotated[
         int | None,
@@ -39,17 +41,17 @@ def command(
     written beside it, and with the `bench` extra a picture of the fit.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
     from punica_serve.bench.profile import measure_profile
+    from punica_serve.cli.progress_lines import shown_progress
     from punica_serve.performance.lora_fit import samples_file, write_samples
     from punica_serve.performance.profile import write_profile
     from punica_serve.process.outputs import check_file, writing
 
     check_file(out)
     console = Console()
-    subject = _with_batch(subject_of(config, shape, device), largest)
-    with Progress(console=console, transient=True, refresh_per_second=REFRESH_PER_S) as progress:
+    subject = _with_batch(subject_of(config, shape, device, tensor_parallel=tensor_parallel), largest)
+    with shown_progress(console, refresh_per_s=REFRESH_PER_S) as progress:
         measured = measure_profile(subject, rank, progress)
     profile, samples = measured.profile, samples_file(out)
     with writing(out):

@@ -29,6 +29,11 @@ def batch_line(batch: "AutoBatch", *, is_gpu_known: bool) -> str:
     return f"requests in a step: {batch.size}, limited by {batch.limit}{may_be_fewer}"
 
 
+def prefill_line(engine: "EngineConfig") -> str:
+    """The prompts in a step, and what they share. ``engine``: with a number for `max_batch_size`."""
+    return f"prompts in a step: {engine.num_prefills}, {engine.prefill_budget_tokens:,} tokens of them"
+
+
 def auto_lines(config: "ClusterConfig") -> Iterator[str]:
     """The steps by which `max_batch_size: auto` chooses; none for a number. Raises ConfigError without a profile."""
     from punica_serve.adapters.expected_rank import auto_steps_ms

@@ -123,8 +123,7 @@ def as_found(config: "ClusterConfig", sizes: "Sequence[GpuSize]", speed: float) 
 def _replay(
     arrivals: "Arrivals", slos: "Sequence[Slo]", urls: Sequence[str], key: str | None, speed: float, console: "Console"
 ) -> "tuple[list[ReplayedStream], list[Sample]]":
-    from rich.progress import Progress
-
+    from punica_serve.cli.progress_lines import shown_progress
     from punica_serve.simulation.live.client import Replay, connected
     from punica_serve.simulation.live.cluster_check import cluster_client
     from punica_serve.simulation.live.watch import SAMPLE_INTERVAL_S, keep_sampling
@@ -145,7 +144,7 @@ def _replay(
             )
         return replay.streams, samples
 
-    with Progress(console=console, transient=True) as progress:
+    with shown_progress(console) as progress:
         task = progress.add_task("replaying", total=arrivals.times_s[-1])
         return asyncio.run(run(lambda now_s: progress.update(task, completed=now_s)))
 

@@ -1,4 +1,4 @@
-"""Runs of `punica-serve simulate`, under a progress bar, and their figures."""
+"""Runs of `punica-serve simulate`, their progress, and their figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -49,12 +49,11 @@ _ROWS: tuple[_Row, ...] = (
 
 
 def run_all(variants: "Mapping[str, ClusterConfig]", arrivals: "Arrivals", console: "Console") -> "dict[str, Result]":
-    """The results of each, with a progress bar for each; one process a core."""
-    from rich.progress import Progress
-
+    """The results of each, and meanwhile their progress; one process a core."""
     from punica_scheduler.simulator.parallel import simulate_all
+    from punica_serve.cli.progress_lines import shown_progress
 
-    with Progress(console=console, transient=True) as progress:
+    with shown_progress(console) as progress:
         tasks = {name: progress.add_task(name, total=arrivals.times_s[-1]) for name in variants}
         return simulate_all(variants, arrivals, lambda name, now_s: progress.update(tasks[name], completed=now_s))
 

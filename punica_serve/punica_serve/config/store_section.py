@@ -36,11 +36,28 @@ def _parsed_network(network: Any) -> IPv4Network | IPv6Network:
     return ip_network(network)
 
 
+def _with_secret_paths(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Checks the form of every {env: NAME} and {file: PATH}, and resolves paths relative to the config file."""
+    return {name: _with_secret_path(value, info) for name, value in options.items()}
+
+
+def _with_secret_path(value: Any, info: ValidationInfo) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() not in ({"env"}, {"file"}):
+        return _with_secret_paths(value, info)
+    ((kind, name),) = value.items()
+    if not isinstance(name, str) or not name:
+        needed = "the name of an environment variable" if kind == "env" else "a path"
+        raise ValueError(f"{{{kind}: {name!r}}} must have {needed}")
+    return {kind: str(resolve_folder(Path(name), info))} if kind == "file" else value
+
+
 Prefix = Annotated[Name, AfterValidator(_checked_prefix)]
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_parsed_network)]
 
 #: A file system's options, by fsspec's names. A value {env: NAME} or {file: PATH} is read from there when it is used.
-Options = dict[str, Any]
+Options = Annotated[dict[str, Any], AfterValidator(_with_secret_paths)]
 
 
 class SourcesConfig(ConfigModel):

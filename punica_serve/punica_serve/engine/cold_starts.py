@@ -12,6 +12,7 @@ from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cpu_assist.assistant import CpuAssist
 from punica_serve.engine.in_flight import InFlight, launch
+from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_runner import StepRunner
 
 #: The longest that a step's decodes may be held for layers of another request's adapter.
@@ -22,9 +23,15 @@ class ColdStarts:
     """A prefill may wait for its layers on the device, or let CPU processes compute what the missing ones add."""
 
     def __init__(
-        self, planner: StepPlanner, loader: AdapterLoader, host_cache: HostCache, assist: CpuAssist | None
+        self,
+        planner: StepPlanner,
+        loader: AdapterLoader,
+        host_cache: HostCache,
+        assist: CpuAssist | None,
+        clock: StepClock,
     ) -> None:
         self._planner = planner
+        self._clock = clock
         self._adapters = loader.adapters
         self._arrivals = loader.arrivals
         self._host_cache = host_cache
@@ -85,7 +92,8 @@ class ColdStarts:
             return False
         copy, arrival = source
         num_rows = self._planner.next_chunk_tokens(sequence)
-        return self._assist.is_worth_it(num_rows, copy, self._arrivals.arrives_in_s(arrival, step), step)
+        prefill = replace(step, lasts_s=self._clock.prefill_s(num_rows))
+        return self._assist.is_worth_it(num_rows, copy, self._arrivals.arrives_in_s(arrival, prefill), prefill)
 
     def _source(self, sequence: Sequence) -> tuple[HostCopy, Arrival] | None:
         """The adapter of which CPU processes could compute layers, and its copy to the device; None if they can't."""

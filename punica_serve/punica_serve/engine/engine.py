@@ -7,32 +7,19 @@ recovered requests look the same: the engine prefills prompt and generated token
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from threading import Event
 
 import msgspec
-import torch
 
-from punica_serve.base_model.prefill_budget import prefill_budget_of
-from punica_serve.base_model.rank import Rank
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_loader import Fetch, no_fetch
 from punica_serve.engine.adapters.load_trace import LoadTrace
-from punica_serve.engine.adapters.loader import AdapterLoader
 from punica_serve.engine.batching.sequence import Sequence
-from punica_serve.engine.batching.step_planner import StepPlanner
 from punica_serve.engine.cold_starts import ColdStarts
-from punica_serve.engine.device_runner import import_runner, make_runner
-from punica_serve.engine.engine_parts import EngineParts, open_engine_device
-from punica_serve.engine.group_start import devices_of, start_group
-from punica_serve.engine.host_tiers import HostTiers, open_early
+from punica_serve.engine.engine_opening import EngineOpening
 from punica_serve.engine.in_flight import InFlight
-from punica_serve.engine.led_group import LedGroup
-from punica_serve.engine.memory.host_memory_opening import HostMemoryOpening
 from punica_serve.engine.ranks.group_settings import GroupSettings
-from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_process import FollowingRank
 from punica_serve.engine.ranks.rank_processes import RankProcesses
@@ -41,7 +28,6 @@ from punica_serve.engine.request_table import RequestTable
 from punica_serve.engine.step_clock import StepClock
 from punica_serve.engine.step_commit import commit
 from punica_serve.engine.step_output import Failure, StepOutput
-from punica_serve.engine.step_runner import StepRunner
 from punica_serve.errors import InvalidRequest, PunicaError
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.paging.kv_window import kv_window_of
@@ -79,88 +65,35 @@ class Engine:
         ``on_loss`` is called, on another thread, when one of them is lost. ``clock``: of a start that began before.
         """
         clock = clock or StartClock()
-        devices = devices_of(device)
-        with clock.phase("device"):
-            self.device = open_engine_device(config, devices[0])
-        self._group = LedGroup(self.device)
-        #: Threads, processes and pinned memory that end with the engine, the newest first.
-        self._opened = ExitStack()
-        with self._closing_on_failure():
-            rank = Rank(0, len(devices)) if len(devices) > 1 else collectives.rank
-            host_memory = open_early(config, self.device, rank)
-            self._opened.callback(host_memory.close)
-            if len(devices) > 1:
-                others = others or GroupSettings()
-                group, joining = start_group(config, devices, self.device, others, packed_cache, on_loss, clock=clock)
-                self._group = LedGroup(self.device, group)
-            else:
-                joining = Joining.done(collectives)
-            with clock.phase("imports"):
-                import_runner(self.device)
-            self._make(config, fetch, packed_cache, host_memory, joining, clock)
+        self._opening = EngineOpening(config, device, fetch, packed_cache, collectives, others, on_loss, clock)
+        self.device = self._opening.device
+        self._group, self._work = self._opening.group, self._opening.work
+        with self._opening.closing_on_failure():
+            self._take(self._opening, config)
         #: Where the seconds of the start went.
         self.start_times = StartTimes.of(clock, self._group.phases)
         log.info("ready in %s", self.start_times)
 
-    def _make(
-        self,
-        config: EngineConfig,
-        fetch: Fetch,
-        packed_cache: PackedCache | None,
-        host_memory: HostMemoryOpening,
-        joining: Joining,
-        clock: StartClock,
-    ) -> None:
-        agree = clock.as_wait(self._group.smallest)
-        parts = EngineParts.make(config, self.device, joining, agree, self._opened, clock)
+    def _take(self, opening: EngineOpening, config: EngineConfig) -> None:
+        """Takes what was opened, and what steps need besides."""
+        parts, planner = opening.parts, opening.planner
         #: This rank's share of the model; all of it in a group of one.
         self.share = parts.share
         self.model_config, self._cache, self._lora_pool = parts.share.whole, parts.cache, parts.lora_pool
         self.max_context = config.context_of(self.model_config)
-        self._sampler = parts.sampler
-        self._work = Event()
-        with clock.phase("host memory"):
-            tiers = HostTiers.open(config, parts, host_memory.take(clock.at), packed_cache, agree)
-        self._open_adapters(config, parts, fetch, tiers)
         self.prefix_caching = prefix_caching_of(config, self.model_config)
         self.kv_window = kv_window_of(config, self.model_config)
-        planner = StepPlanner(
-            self._cache,
-            max_batch_size=config.max_batch_size,
-            prefill_budget=prefill_budget_of(self.model_config, config.prefill_budget_tokens),
-            max_prefills=config.num_prefills,
-        )
-        with clock.phase("graphs", together=True):
-            runner = self._make_runner(config, parts, clock)
-        self._runner = self._group.follow(runner, clock)
+        self._sampler = parts.sampler
+        #: Adapters in host memory.
+        self.host_cache = opening.tiers.cache
+        self._loader, self._runner = opening.loader, opening.runner
         self._in_flight: InFlight | None = None
         self._clock = StepClock()
         self._check = RequestCheck(
             self.model_config.vocab_size, self.max_context, planner.longest_request, self._lora_pool
         )
-        self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, self._assist)
+        self._cold_starts = ColdStarts(planner, self._loader, self.host_cache, opening.tiers.assist, self._clock)
         self._requests = RequestTable(planner, self._loader, self._cold_starts)
-
-    def _open_adapters(self, config: EngineConfig, parts: EngineParts, fetch: Fetch, tiers: HostTiers) -> None:
-        """The way of adapters to the device. The loader closes first: its threads write to the host cache's memory."""
-        self._opened.callback(tiers.close)
-        #: Adapters in host memory.
-        self.host_cache = tiers.cache
-        self._assist = tiers.assist
-        self._loader = AdapterLoader(
-            self._lora_pool,
-            self.host_cache,
-            parts.share,
-            parts.dtype,
-            self._work.set,
-            self._newest_end,
-            fetch,
-            tiers.packed_store,
-            self._group.adapter_peers(self._work.set),
-            by_layer=config.starts_by_layer,
-            arrival_words=tiers.arrival_words,
-        )
-        self._opened.callback(self._loader.close)
 
     @property
     def ranks(self) -> tuple[FollowingRank, ...]:
@@ -289,7 +222,7 @@ class Engine:
         if plan and not launched:
             self._work.set()
         if launched and in_flight:
-            self._clock.launched(forecast, is_late=in_flight.step.has_ended)
+            self._clock.launched(forecast, is_late=launched.step.is_late, has_ended=in_flight.step.has_ended)
         ended = launched
         if self._runner.overlap_scheduling:
             ended, self._in_flight = self._in_flight, launched
@@ -297,7 +230,8 @@ class Engine:
             output = commit(ended, self._requests, self._sampler, self._clock)
         else:
             output = StepOutput(has_run=launched is not None)
-        return replace(output, failures=failures + output.failures, preempted=preempted)
+        margin = self._group.with_ranks(output.margin)
+        return replace(output, failures=failures + output.failures, preempted=preempted, margin=margin)
 
     def wait_for_requests(self) -> bool:
         """Waits as long as the device is surely busy, if the next step has room for a request that may come meanwhile.
@@ -332,18 +266,8 @@ class Engine:
             if self._in_flight.plan.assist is not None:
                 self._in_flight.plan.assist.end()
         self._in_flight = None
-        self._opened.close()
+        self._opening.close()
         self._group.close()
-
-    @contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
-        """Around the start: ends what it has opened, and the other ranks, if it fails."""
-        try:
-            yield
-        except BaseException:
-            self._opened.close()
-            self._group.kill()
-            raise
 
     def check_invariants(self) -> None:
         """Audits all page and adapter accounting, of all ranks. Raises AssertionError on the first error."""
@@ -356,21 +280,6 @@ class Engine:
         Oldest first; none without a group. No step may be running. Raises RankLost.
         """
         return self._group.launch_lags_us()
-
-    def _make_runner(self, config: EngineConfig, parts: EngineParts, clock: StartClock) -> StepRunner:
-        return make_runner(
-            config,
-            parts.model,
-            parts.cache,
-            parts.lora_pool,
-            parts.sampler,
-            self._loader.adapters.pages,
-            self._loader.arrivals.arrival,
-            parts.collectives,
-            self._opened,
-            self._assist,
-            clock.at,
-        )
 
     def _await_copies(self) -> tuple[Failure, ...]:
         """Delays the launch while adapters are being copied and the device is busy anyway.
@@ -386,7 +295,3 @@ class Engine:
             self._work.clear()
             failures += self._requests.drop_failed_loads()
         return failures
-
-    def _newest_end(self) -> torch.cuda.Event | None:
-        """The end of the newest launched step on the device."""
-        return self._runner.newest_end

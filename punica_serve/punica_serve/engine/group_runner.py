@@ -7,6 +7,7 @@ import torch
 
 from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.ranks.rank_group import RankGroup
+from punica_serve.engine.ranks.rank_loss import ExchangeFailed
 from punica_serve.engine.ranks.rank_messages import AssistStep
 from punica_serve.engine.ranks.step_wait import StepWait
 from punica_serve.engine.sampler import SampledToken
@@ -19,7 +20,8 @@ class _GroupStep:
     def __init__(self, own: LaunchedStep, wait: StepWait) -> None:
         self._own = own
         self._wait = wait
-        self.marks_ns = own.marks_ns
+        self.phases_ns = own.phases_ns
+        self.is_late = own.is_late
 
     @property
     def has_ended(self) -> bool:
@@ -51,12 +53,13 @@ class GroupRunner:
         """See ``StepRunner.launch``. Raises RankLost if a rank is gone."""
         if plan.assist is not None:
             plan.assist.peers = self._group.call(AssistStep)
+        self._group.launches.begin()
         self._group.send_step(plan)
         sent_ns = time.monotonic_ns()
         try:
             with self._group.step_wait.waiting():
                 launched = self._own.launch(plan)
-        except RuntimeError as error:  # so end exchanges on CPUs whose peer is gone
+        except (ExchangeFailed, RuntimeError) as error:  # an exchange whose peer is gone, on CPUs or in a graph
             raise self._group.loss_after(error) from error
-        self._group.launches.add(sent_ns, sent_ns, *launched.marks_ns)
+        self._group.launches.add(sent_ns, sent_ns, *launched.phases_ns)
         return _GroupStep(launched, self._group.step_wait)

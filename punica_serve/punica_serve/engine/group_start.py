@@ -56,7 +56,7 @@ def start_group(
     make_current(own)
     if isinstance(others, GroupSettings):
         others = RankProcesses(config, devices, others, packed_cache)
-    group, settings = RankGroup(others, on_loss), others.settings
+    group, settings = RankGroup(others, on_loss, clock.other_began), others.settings
     try:
         store = open_port(others.address, settings.ready_timeout_s)
         if others.has_other_hosts:

@@ -1,6 +1,7 @@
 """How long before the device becomes idle the next step is launched: as short as launches allow. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 #: At first: about the time of a launch.
 _FIRST_S = 0.001
@@ -18,8 +19,10 @@ class LaunchMargin:
     """The launch of a step behind another one, for figures."""
 
     lead_s: float
-    #: From the launch to the end of the step before, as the host notices it; 0 if the device was idle by then.
+    #: From the launch to the end of the step before, as the host notices it; 0 if that had ended by then.
     early_s: float
+    #: The same of other ranks on the leader's host, by rank.
+    ranks_early_s: Mapping[int, float] = field(default_factory=dict)
 
 
 class LaunchLead:

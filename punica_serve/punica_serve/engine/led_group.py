@@ -1,6 +1,7 @@
 """The other ranks of an engine's group, as their leader's engine sees them."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -8,6 +9,7 @@ from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.group_runner import GroupRunner
 from punica_serve.engine.group_start import OTHERS_PHASE
+from punica_serve.engine.launch_lead import LaunchMargin
 from punica_serve.engine.ranks.group_adapters import GroupAdapters
 from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.engine.ranks.rank_group import RankGroup
@@ -68,6 +70,12 @@ class LedGroup:
     def launch_lags_us(self) -> Mapping[Phase, list[float]]:
         """See ``RankGroup.launch_lags_us``; none without a group."""
         return self._group.launch_lags_us() if self._group is not None else {}
+
+    def with_ranks(self, margin: LaunchMargin | None) -> LaunchMargin | None:
+        """The margin of the step that was launched last, with those of the ranks on this host."""
+        if margin is None or self._group is None:
+            return margin
+        return replace(margin, ranks_early_s=self._group.launched_early_s(margin.early_s))
 
     def kill(self) -> None:
         """Ends the ranks by force, after a start that has failed."""

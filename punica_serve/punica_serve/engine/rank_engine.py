@@ -35,7 +35,7 @@ from punica_serve.engine.ranks.rank_messages import (
     SlowCopies,
     StopRank,
 )
-from punica_serve.engine.ranks.ring_frames import StepWords
+from punica_serve.engine.ranks.ring_frames import PackedStep
 from punica_serve.engine.ranks.step_frames import StepDecoder
 from punica_serve.errors import PunicaError, RequestFailed
 from punica_serve.process.start_clock import StartClock
@@ -55,9 +55,15 @@ class RankEngine:
         host_memory: HostMemoryOpening,
         packed_cache: PackedCache | None = None,
         agree: Agree = alone,
+        *,
+        on_launch: Callable[[int], None],
     ) -> None:
-        """``reply`` may be called on any thread. ``host_memory``: its cache's. Raises ConfigError."""
+        """``reply`` may be called on any thread. ``host_memory``: its cache's. Raises ConfigError.
+
+        ``on_launch`` is told when a step was launched, in ns of the monotonic clock.
+        """
         self._reply = reply
+        self._on_launch = on_launch
         self._cache = parts.cache
         self._steps = StepDecoder(config.context_of(parts.share), parts.cache.page_size, parts.share.spec)
         with clock.phase("host memory"):
@@ -92,7 +98,7 @@ class RankEngine:
         end = self._runner.newest_end
         return end is not None and not end.query()
 
-    def run_step(self, words: StepWords) -> None:
+    def run_step(self, words: PackedStep) -> None:
         """Launches a step. Its tokens stay here. All ranks give up one whose adapter will not arrive on one of them."""
         read_ns = time.monotonic_ns()
         plan = self._assist.begin(self._steps.decode(words))
@@ -100,7 +106,7 @@ class RankEngine:
         decoded_ns = time.monotonic_ns()
         with suppress(ArrivalFailed):  # the leader plans it anew
             launched = self._runner.launch(plan)
-            self._launches.add(read_ns, decoded_ns, *launched.marks_ns)
+            self._on_launch(self._launches.add(read_ns, decoded_ns, *launched.phases_ns))
         self._steps.advance()
         self._assist.finish(plan, self._runner.newest_end)
         used = (digest for sequence in plan.sequences if (digest := sequence.digest) is not None)

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import queue
-import select
 import sys
 import threading
 import time
@@ -27,12 +26,13 @@ from punica_serve.engine.ranks.doorbell import Doorbell
 from punica_serve.engine.ranks.message_ring import RingReader
 from punica_serve.engine.ranks.rank_inbox import RankInbox
 from punica_serve.engine.ranks.rank_link import LinkEnded, RankLink
-from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.rank_loss import ExchangeFailed, RankLost
 from punica_serve.engine.ranks.rank_messages import (
     Agreed,
     LeaderToRank,
     Proposal,
     RankFailed,
+    RankPhase,
     RankPing,
     RankPong,
     RankReady,
@@ -43,6 +43,7 @@ from punica_serve.errors import ConfigError, ModelRejected, ProtocolError, Punic
 from punica_serve.process.logs import LogFormat, LogLevel, configure_logging
 from punica_serve.process.memory_tuning import freeze_gc
 from punica_serve.process.parent_death import end_with_parent
+from punica_serve.process.read_chunks import read_chunks
 from punica_serve.process.start_clock import StartClock, process_age_s
 from punica_serve.protocol import Decoder, WireError
 
@@ -56,9 +57,13 @@ _POLL_S = 0.001
 _SWITCH_INTERVAL_S = 50e-6
 #: How long a process may run on after its leader has ended.
 _ORPHAN_GRACE_S = 0.1
+#: An exchange fails before it shows which rank is gone, so a rank waits this long for its leader to end, or to end the
+#: group, before it reports its own end. A leader whose exchange has failed waits for reports for ``silence_timeout_s``,
+#: of which a rank takes at most this share.
+_BLAME_GRACE_S = 1.0
+_BLAME_SHARE = 0.5
 #: From the start of a rank until it is told what it serves: its parent reads its own settings meanwhile.
 _OPTIONS_TIMEOUT_S = 300.0
-_CHUNK_BYTES = 1 << 16
 
 
 def main() -> None:
@@ -72,13 +77,10 @@ def main() -> None:
         _serve(inherited, link, leader, clock)
     except LinkEnded:
         os._exit(0)
-    except PunicaError as error:
-        log.error("this rank ends: %s", error.message)  # its leader's log may be another host's
-        _fail(link, error)
     except Exception as error:
-        if leader.has_ended(_ORPHAN_GRACE_S / 2):
-            os._exit(0)  # the exchange with it has failed first
-        traceback.print_exc()
+        is_own = isinstance(error, PunicaError) and not isinstance(error, ExchangeFailed)
+        if not is_own and leader.has_ended_soon():
+            os._exit(0)
         _fail(link, error)
 
 
@@ -100,14 +102,15 @@ class _Leader:
         self._link = link
         #: Its longest silence, once it has told the options. It answers and pings far more often.
         self._timeout_s = _OPTIONS_TIMEOUT_S
+        self._blame_grace_s = _BLAME_GRACE_S
         self._options: queue.SimpleQueue[RankOptions] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[RankWelcome | Agreed] = queue.SimpleQueue()
         self._has_ended = threading.Event()
         threading.Thread(target=self._read, name="leader-reader", daemon=True).start()
 
-    def has_ended(self, timeout_s: float) -> bool:
-        """Whether the leader has ended, or does within so long."""
-        return self._has_ended.wait(timeout_s)
+    def has_ended_soon(self) -> bool:
+        """Whether the leader has ended, or does while a rank may wait for that."""
+        return self._has_ended.wait(self._blame_grace_s)
 
     def options(self) -> RankOptions:
         """This rank's settings. The thread ends the process if nobody tells them in time."""
@@ -137,6 +140,7 @@ class _Leader:
     def _read(self) -> None:
         options = _await_options()
         self._timeout_s = options.ready_timeout_s
+        self._blame_grace_s = min(_BLAME_GRACE_S, _BLAME_SHARE * options.silence_timeout_s)
         self._options.put(options)
         try:
             while self._link.await_message(self._timeout_s):
@@ -156,25 +160,17 @@ class _Leader:
 def _await_options() -> RankOptions:
     """Reads the settings that the parent writes. Ends the process if it has ended before, or does not write in time."""
     try:
-        said = _read_all(sys.stdin.fileno(), _OPTIONS_TIMEOUT_S)
+        said = b"".join(read_chunks(sys.stdin.fileno(), time.monotonic() + _OPTIONS_TIMEOUT_S))
         if not said:
             os._exit(0)
         options: RankOptions = _decode_options(said)
-    except (TimeoutError, ProtocolError) as error:  # one that is cut off, if the parent has ended within
+    except TimeoutError:
+        log.error("this rank ends: its parent has not said within %g s what it serves", _OPTIONS_TIMEOUT_S)
+        os._exit(1)
+    except ProtocolError as error:  # one that is cut off, if the parent has ended within
         log.error("this rank ends, since it was not told what it serves: %s", error)
         os._exit(1)
     return options
-
-
-def _read_all(fd: int, timeout_s: float) -> bytes:
-    """All bytes until the other end is closed. Raises TimeoutError if it is not within the timeout."""
-    said, deadline_s = b"", time.monotonic() + timeout_s
-    while select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-        chunk = os.read(fd, _CHUNK_BYTES)
-        if not chunk:
-            return said
-        said += chunk
-    raise TimeoutError(f"its parent has written nothing whole within {timeout_s:g} s")
 
 
 def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock: StartClock) -> NoReturn:
@@ -200,6 +196,7 @@ def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock
     rank = Rank(options.rank, options.size)
     host_memory = open_early(config, device, rank)
     link.send(hello_of(config, device, options.size))
+    clock.on_phase = lambda _, name: link.send(RankPhase(name))
     make_current(device)
 
     def join_others() -> Collectives:
@@ -215,8 +212,8 @@ def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock
     opened = contextlib.ExitStack()
     parts = EngineParts.make(config, device, joining, agree, opened, clock)
     packed_cache = PackedCache(Path(options.cache_folder), options.cache_bytes) if options.cache_folder else None
-    engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree)
     reader = RingReader(inherited.ring_fd, inherited.num_readers, inherited.reader)
+    engine = RankEngine(config, parts, link.send, clock, host_memory, packed_cache, agree, on_launch=reader.tell_launch)
     poll_s = _POLL_S if device.type == "cuda" else 0.0
     inbox = RankInbox(reader, Doorbell(inherited.bell_fd), poll_s=poll_s, has_work=lambda: engine.is_running)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -235,7 +232,11 @@ def _serve(inherited: argparse.Namespace, link: RankLink, leader: _Leader, clock
 
 
 def _fail(link: RankLink, error: Exception) -> NoReturn:
-    """Tells the leader why this rank ends."""
+    """Tells the leader why this rank ends, and this rank's own log, since the leader's may be another host's."""
+    if isinstance(error, PunicaError):
+        log.error("this rank ends: %s", error.message)
+    else:
+        traceback.print_exception(error)
     is_permanent = isinstance(error, ConfigError | ModelRejected)
     reason = error if isinstance(error, PunicaError) else PunicaError(f"{type(error).__name__}: {error}")
     with contextlib.suppress(LinkEnded):

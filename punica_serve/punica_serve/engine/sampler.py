@@ -17,7 +17,7 @@ from punica_kernels.sampling_rows import Filters, SamplingRows
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.ranks.drawing import drawing_of
 from punica_serve.engine.token_history import TokenHistories, has_penalty
-from punica_serve.engine.transfers import to_device, to_host
+from punica_serve.engine.transfers import array_to_device, to_device, to_host
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.protocol import SamplingParams, TokenLogprobs
 
@@ -113,7 +113,7 @@ class Sampler:
 
     def is_end(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence."""
-        return token_id in sequence.sampling.end_ids(self._eos_token_ids)
+        return sequence.sampling.ends_with(token_id, self._eos_token_ids)
 
     def _adjust(
         self, logits: Tensor, pairs: Series[tuple[Sequence, int]]
@@ -158,10 +158,11 @@ class Sampler:
         """Temperatures, seeds and positions, in one copy; an even number each, so that all start as kernels want it."""
         table = np.zeros((3, num_rows + num_rows % 2), dtype=np.int64)
         seeds, positions, temperatures = table[0], table[1], table[2].view(np.float32)
-        for row, position, params in drawn:
-            temperatures[row] = min(max(params.temperature, _FLOAT32.tiny), _FLOAT32.max)
-            seeds[row], positions[row] = _as_int64(params.seed or 0), position
-        on_device = to_device(table.tolist(), torch.int64, self._device)
+        rows = [row for row, _, _ in drawn]
+        seeds[rows] = [_as_int64(params.seed or 0) for _, _, params in drawn]
+        positions[rows] = [position for _, position, _ in drawn]
+        temperatures[rows] = np.clip([params.temperature for *_, params in drawn], _FLOAT32.tiny, _FLOAT32.max)
+        on_device = array_to_device(table, self._device)
         return on_device[2].view(torch.float32)[:num_rows], on_device[0, :num_rows], on_device[1, :num_rows]
 
     def _filters(self, rows: Series[tuple[int, SamplingParams]]) -> Filters | None:

@@ -48,10 +48,24 @@ class StepClock:
         left_s = 0.0 if in_flight is None else self._left_s(in_flight)
         return StepForecast(max(0.0, left_s) if math.isfinite(left_s) else 0.0, lasts_s)
 
-    def launched(self, forecast: StepForecast, *, is_late: bool) -> None:
-        """Records that a step has just been launched behind another. ``is_late``: the other had ended by then."""
+    def prefill_s(self, num_tokens: int) -> float:
+        """How long a prefill of so many tokens lasts that waits for nothing, if nobody decodes beside it.
+
+        The longest known duration of such prefills of at most this size; without one, the shortest of prefills of at
+        least this size, whatever else their steps did; without those, that of any step. 0 if none is known.
+        """
+        num_bits, known = num_tokens.bit_length(), self._shortest_by_kind_s.items()
+        shorter = [seconds for kind, seconds in known if kind.is_plain_prefill and kind.prefill_bits <= num_bits]
+        longer = [seconds for kind, seconds in known if kind.prefill_bits >= num_bits]
+        return max(shorter, default=min(longer, default=self.forecast(None).lasts_s))
+
+    def launched(self, forecast: StepForecast, *, is_late: bool, has_ended: bool) -> None:
+        """Records that a step has just been launched behind another.
+
+        ``is_late``: the other had ended when the forward pass was queued. ``has_ended``: by now, sampling included.
+        """
         self._lead.learn(forecast.starts_in_s, is_late=is_late)
-        self._is_noticed_late, self._next_launched_s = is_late, time.perf_counter()
+        self._is_noticed_late, self._next_launched_s = has_ended, time.perf_counter()
 
     def time_to_launch_s(self, in_flight: InFlight) -> float:
         """How long the next launch can wait while that step keeps the device busy; 0 if it can't."""
@@ -71,6 +85,10 @@ class StepClock:
         self._newest_by_kind_s[kind] = duration_s
 
     def _left_s(self, in_flight: InFlight) -> float:
-        """Seconds until that step ends, if it is as short as any of its kind was; infinite if nothing is known."""
-        lasts_s = self._shortest_by_kind_s.get(in_flight.kind, self._shortest_s)
+        """Seconds until that step ends, if it is as short as any of its kind was; infinite if nothing is known.
+
+        The first step of a kind that may wait for layers lasts at least as long as one that does not.
+        """
+        kind, known = in_flight.kind, self._shortest_by_kind_s
+        lasts_s = known.get(kind, known.get(kind._replace(is_early=False), self._shortest_s))
         return max(in_flight.launched_s, self._last_end_s) + lasts_s - time.perf_counter()

@@ -29,9 +29,9 @@ def commit(ended: InFlight, requests: RequestTable, sampler: Sampler, clock: Ste
             failures.append(_not_finite(sequence))
             requests.drop(sequence.request_id, keep_pages=False)
             continue
-        if sequence.num_found and len(sequence.generated_ids) == len(sequence.request.generated_ids):
+        if sequence.num_found and sequence.num_generated == len(sequence.request.generated_ids):
             found.append((sequence.request_id, min(sequence.num_found, sequence.num_prompt)))
-        tokens.append(GeneratedToken(sequence.request_id, len(sequence.generated_ids), *sampled))
+        tokens.append(GeneratedToken(sequence.request_id, sequence.num_generated, *sampled))
         sequence.token_ids.append(sampled.token_id)
         reason = _end_reason(sequence, sampler)
         if reason is not None:

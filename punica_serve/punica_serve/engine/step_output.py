@@ -1,14 +1,14 @@
 """The results of a step."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from punica_serve.engine.launch_lead import LaunchMargin
 from punica_serve.errors import PunicaError
 from punica_serve.protocol import EndReason, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
+class GeneratedToken(NamedTuple):
     request_id: str
     #: Index among the request's generated tokens.
     position: int

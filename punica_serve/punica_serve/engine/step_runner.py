@@ -25,7 +25,9 @@ class LaunchedStep(Protocol):
 
     #: When its launch waited no longer for earlier inputs, when its inputs were queued, and when its forward pass was;
     #: see ``LaunchTimes``.
-    marks_ns: tuple[int, int, int]
+    phases_ns: tuple[int, int, int]
+    #: Whether the device had finished the step before when this one's forward pass was queued, and so was idle.
+    is_late: bool
 
     @property
     def has_ended(self) -> bool:
@@ -66,10 +68,11 @@ class FinishedStep:
     """A step that ended within its launch."""
 
     has_ended = True
+    is_late = True
 
-    def __init__(self, sampled_tokens: Series[SampledToken | None], marks_ns: tuple[int, int, int]) -> None:
+    def __init__(self, sampled_tokens: Series[SampledToken | None], phases_ns: tuple[int, int, int]) -> None:
         self._sampled_tokens = sampled_tokens
-        self.marks_ns = marks_ns
+        self.phases_ns = phases_ns
 
     def sampled_tokens(self) -> Series[SampledToken | None]:
         return self._sampled_tokens
@@ -114,12 +117,12 @@ class CpuRunner:
         hidden = self._model.forward(ForwardBatch(batch.token_ids, batch.rotary_positions, self._attention, self._lora))
         if plan.is_early and not self._has_arrived():
             raise ArrivalFailed
-        marks_ns = (began_ns, planned_ns, time.monotonic_ns())
+        phases_ns = (began_ns, planned_ns, time.monotonic_ns())
         if not plan.sampled:
-            return FinishedStep((), marks_ns)
+            return FinishedStep((), phases_ns)
         logits = self._model.logits(hidden[batch.sampled_rows], self._lora).float()
         sampled = self._sampler.launch(logits, plan.sampled, range(len(plan.sampled)))
-        return FinishedStep(sampled.read(), marks_ns)
+        return FinishedStep(sampled.read(), phases_ns)
 
     def _has_arrived(self) -> bool:
         """Whether every rank has found the weights that it needed: all ranks decide alike, in one exchange."""

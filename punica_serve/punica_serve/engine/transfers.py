@@ -1,7 +1,9 @@
 """Small tensors to a device and back without waiting for it."""
 
 from collections.abc import Sequence as Series
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,6 +15,12 @@ def to_device(
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def array_to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The same for an array that nobody writes any more."""
+    values = torch.from_numpy(array)
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decoder of Llama, and of the models that differ from it in values: Mistral, Qwen 2, 2.5 and 3, Gemma 2 and 3.
+"""The decoder of Llama, and of all models that differ from it in values alone (``base_model/architectures``).
 
 All rows of a batch go through the dense projections and LoRA together; only attention tells requests apart.
 """

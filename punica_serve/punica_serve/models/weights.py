@@ -22,7 +22,7 @@ def read_weights(stored: Mapping[Key, StoredTensor]) -> Iterator[tuple[Key, Tens
     Raises ModelRejected if a file can't be read.
     """
     for path in dict.fromkeys(tensor.path for tensor in stored.values()):
-        with _naming(path), safe_open(path, framework="pt") as file:
+        with _read_errors(path), safe_open(path, framework="pt") as file:
             for key, tensor in stored.items():
                 if tensor.path == path:
                     whole = file.get_slice(tensor.name) if tensor.index else file.get_tensor(tensor.name)
@@ -30,7 +30,8 @@ def read_weights(stored: Mapping[Key, StoredTensor]) -> Iterator[tuple[Key, Tens
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _read_errors(path: Path) -> Iterator[None]:
+    """Turns errors of reading a file into ModelRejected, which names it."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -13,20 +13,27 @@ from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_processes import RankProcesses
 from punica_serve.offline.dropped_llm import await_dropped
 from punica_serve.offline.lost_rank import end_if_hung
-from punica_serve.process.start_clock import StartClock
+from punica_serve.process.start_clock import OnPhase, StartClock, no_phases
 
 if TYPE_CHECKING:
     from punica_serve.engine.engine import Engine
 
 
-def start_engine(config: EngineConfig, model: ModelConfig, device: str, early: EarlyRanks | None = None) -> "Engine":
+def start_engine(
+    config: EngineConfig,
+    model: ModelConfig,
+    device: str,
+    early: EarlyRanks | None = None,
+    on_phase: OnPhase = no_phases,
+) -> "Engine":
     """The engine on a device, or on several with commas between. Raises as ``Engine`` does.
 
-    ``early``: the other ranks of the group, if they were started before.
+    ``early``: the other ranks of the group, if they were started before. ``on_phase`` is called on several threads.
 
     A start of more than ten seconds says on a terminal how far it is.
     """
     clock = StartClock(say=_say)
+    clock.on_phase = on_phase
     others = _start_others(config, model, device, early)
     try:
         from punica_serve.engine.engine import Engine

@@ -53,6 +53,9 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     #: As many as token_ids, where the parameters ask for them.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    #: Of the prompt's, those that were found in the KvCache; with `prefix_caching=False` none are. Equal answers differ
+    #: in it.
+    num_cached_tokens: int = field(default=0, compare=False)
     finish_reason: FinishReason | None = None
     error: str | None = None
 
@@ -205,6 +208,8 @@ class LLM:
                 answer.logprobs.append(token.logprobs)
             if piece.finish_reason:
                 self.engine.cancel(token.request_id)
+        for request_id, num_cached_tokens in output.cached:
+            answers[request_id].num_cached_tokens = num_cached_tokens
         for failure in output.failures:
             for request_id in failure.request_ids:
                 answers[request_id].finish_reason, answers[request_id].error = "error", failure.error.message

@@ -166,9 +166,9 @@ class PrefixCache:
         first, end = holder.num_cached // self._page_size, (holder.num_tokens - 1) // self._page_size
         if holder.prefix_hash is None or first >= end:
             return first, []
-        keys = holder.prefix_hash.keys(holder.known_ids, end, first)
         if self._window is None:
-            return first, self._pool.find(keys)
+            return first, self._pool.find(holder.prefix_hash.walk(holder.known_ids, end, first))
+        keys = holder.prefix_hash.keys(holder.known_ids, end, first)
         num_spared = self._num_spared(keys, first)
         start = max(first, self._first_kept(first + num_spared))
         found = self._pool.find(keys[start - first : num_spared])

@@ -8,7 +8,7 @@ request's block holds for every request that begins alike, and is kept for the n
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -26,7 +26,8 @@ _MAX_BLOCKS = 4096
 #: BLAKE2b's `person` for each kind of input, so that no input of one leads to the hash of another.
 _OWNER, _PAGE, _BLOCK, _INVOKED = b"punica-kv-owner", b"punica-kv-page", b"punica-kv-block", b"punica-kv-alora"
 
-_Parts = tuple[tuple[str, str | None], ...]
+#: The tag and the value of each thing but tokens that keys and values, or sharing, depend on.
+_ExtraKeys = tuple[tuple[str, str | None], ...]
 
 
 class PrefixHash:
@@ -34,13 +35,10 @@ class PrefixHash:
 
     __slots__ = ("_begin", "_first_page", "_invoked", "_keys", "_page_size", "_start")
 
-    def __init__(self, parts: _Parts, page_size: int, invoked: str = "", first_page: int = 0) -> None:
-        """``parts``: the tag and the value of each thing but tokens that keys and values, or sharing, depend on.
-
-        Pages from ``first_page`` on also depend on ``invoked``, unless that is empty.
-        """
+    def __init__(self, extra_keys: _ExtraKeys, page_size: int, invoked: str = "", first_page: int = 0) -> None:
+        """Pages from ``first_page`` on also depend on ``invoked``, unless that is empty."""
         #: The first page of the newest block, and the hash of all before it.
-        self._start, self._begin = 0, _hash_of(parts)
+        self._start, self._begin = 0, _hash_of(extra_keys)
         self._page_size = page_size
         self._invoked = invoked
         self._first_page = first_page
@@ -51,6 +49,13 @@ class PrefixHash:
         if num_pages > len(self._keys):
             self._extend(_encode_ids(token_ids[self._start * self._page_size : num_pages * self._page_size]))
         return self._keys[first:num_pages]
+
+    def walk(self, token_ids: Sequence[int], num_pages: int, first: int = 0) -> Iterator[bytes]:
+        """The same keys one by one. They are computed by blocks, so who stops early pays for one block more at most."""
+        while first < num_pages:
+            end = min(num_pages, first - first % BLOCK_PAGES + BLOCK_PAGES)
+            yield from self.keys(token_ids, end, first)
+            first = end
 
     def _extend(self, data: bytes) -> None:
         """``data``: the tokens from the newest block on."""
@@ -74,16 +79,15 @@ def prefix_hash(
     """The hash that begins a request's keys. ``rotary_start``: of the rows that its positions turn by, which may depend
     on its length. ``invoked_at``: the first row that its adapter updates; pages before it are the base model's.
     """
-    parts = _parts(request, settings, page_size, None if invoked_at else request.digest, rotary_start)
+    extra_keys = _extra_keys(request, settings, page_size, None if invoked_at else request.digest, rotary_start)
     if not invoked_at or request.digest is None:
-        return PrefixHash(parts, page_size)
-    return PrefixHash(parts, page_size, request.digest, invoked_at // page_size)
+        return PrefixHash(extra_keys, page_size)
+    return PrefixHash(extra_keys, page_size, request.digest, invoked_at // page_size)
 
 
-def _parts(
+def _extra_keys(
     request: Request, settings: PrefixCaching, page_size: int, digest: str | None, rotary_start: int = 0
-) -> _Parts:
-    """The tag and the value of each thing but tokens that keys and values, or sharing, depend on."""
+) -> _ExtraKeys:
     return (
         ("model", settings.model),
         ("page_size", str(page_size)),
@@ -108,7 +112,7 @@ def hints_of(request: Request, settings: PrefixCaching, page_size: int, token_id
 
     An adapter that is invoked within the prompt has none of the base model's pages before that.
     """
-    begin, hints, start = _hash_of(_parts(request, settings, page_size, request.digest)), list[int](), 0
+    begin, hints, start = _hash_of(_extra_keys(request, settings, page_size, request.digest)), list[int](), 0
     num_full = min(HINT_PAGES[-1], (len(token_ids) - 1) // page_size)
     data, page_bytes = _encode_ids(token_ids[: max(0, num_full) * page_size]), page_size * _ID_BYTES
     for num_pages in HINT_PAGES[: num_full.bit_length()]:
@@ -144,9 +148,9 @@ def _chain(begin: bytes, block: bytes) -> bytes:
 
 
 @lru_cache(_MAX_BLOCKS)
-def _hash_of(parts: _Parts, person: bytes = _OWNER) -> bytes:
-    """The hash of the tag and the value of each part."""
-    return blake2b(_encode(parts), digest_size=_CHAIN_BYTES, person=person).digest()
+def _hash_of(extra_keys: _ExtraKeys, person: bytes = _OWNER) -> bytes:
+    """The hash of the tag and the value of each."""
+    return blake2b(_encode(extra_keys), digest_size=_CHAIN_BYTES, person=person).digest()
 
 
 def _encode_ids(token_ids: Sequence[int]) -> bytes:
@@ -154,10 +158,10 @@ def _encode_ids(token_ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
-def _encode(parts: _Parts) -> bytes:
-    """Tag and value of each part, with their lengths; a part that is None differs from an empty one."""
+def _encode(extra_keys: _ExtraKeys) -> bytes:
+    """Tag and value of each extra key, with their lengths; a value that is None differs from an empty one."""
     encoded = bytearray()
-    for tag, value in parts:
+    for tag, value in extra_keys:
         for text in (tag, value):
             data = b"" if text is None else b"=" + text.encode("utf-8", "surrogatepass")
             encoded += len(data).to_bytes(8, "little") + data

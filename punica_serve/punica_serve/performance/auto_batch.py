@@ -6,12 +6,15 @@ known to its worker alone, which may take a smaller one yet.
 
 from typing import Literal, NamedTuple
 
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.lora_layout import LORA_GROUPS, pages_of_rank
-from punica_serve.batching_rules import pages_for
+from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.fields import AUTO_BATCH
 from punica_serve.errors import ConfigError
+from punica_serve.paging.kv_window import kv_window_of
+from punica_serve.paging.page_rule import PageRule
 from punica_serve.performance.lora_load import LoraLoad
 from punica_serve.performance.profile import load_profile
 from punica_serve.performance.step_time import StepTimeModel
@@ -34,11 +37,22 @@ class AutoBatch(NamedTuple):
 def auto_batch_of(config: ClusterConfig, engine: EngineConfig) -> AutoBatch:
     """The batch size of a cluster's engine, ``auto`` or not; ``engine`` is the config's, with the rank to expect.
 
-    Raises ConfigError if ``auto`` has no profile, or one of another model.
+    Raises ConfigError if ``auto`` has no profile, or aims at requests that are too long for the model.
     """
     if engine.max_batch_size != AUTO_BATCH:
         return AutoBatch(engine.max_batch_size, "max_batch_size")
-    return largest_batch(engine, auto_times(config))
+    model = read_model_config(engine.model)
+    _check_context(engine, model)
+    return largest_batch(engine, model, auto_times(config))
+
+
+def _check_context(engine: EngineConfig, model: ModelConfig) -> None:
+    longest = engine.context_of(model)
+    if engine.target_context > longest:
+        message = f"`engine.target_context` is {engine.target_context}, but requests have {longest} tokens at most"
+        raise ConfigError(
+            f"{message}; lower it, so that `max_batch_size: auto` has a batch to aim at", param="engine.target_context"
+        )
 
 
 def auto_times(config: ClusterConfig) -> StepTimeModel:
@@ -51,11 +65,11 @@ def auto_times(config: ClusterConfig) -> StepTimeModel:
     return StepTimeModel(load_profile(name, param=_KEY))
 
 
-def largest_batch(engine: EngineConfig, times: StepTimeModel) -> AutoBatch:
+def largest_batch(engine: EngineConfig, model: ModelConfig, times: StepTimeModel) -> AutoBatch:
     """The largest size that its limits allow; the smallest of all if they allow none."""
     size = AUTO_SIZES[0]
     for next_size in AUTO_SIZES:
-        if limit := _limit_of(next_size, engine, times):
+        if limit := _limit_of(next_size, engine, model, times):
             return AutoBatch(size, limit)
         size = next_size
     return AutoBatch(size, "largest_size")
@@ -69,14 +83,19 @@ def step_ms(size: int, engine: EngineConfig, times: StepTimeModel) -> float:
     return 1e3 * times.step_s(0, size, size * engine.target_context, lora)
 
 
-def _limit_of(size: int, engine: EngineConfig, times: StepTimeModel) -> BatchLimit | None:
+def _limit_of(size: int, engine: EngineConfig, model: ModelConfig, times: StepTimeModel) -> BatchLimit | None:
     """The setting that forbids a batch of this size; None if none does."""
     if step_ms(size, engine, times) > engine.target_step_ms:
         return "target_step_ms"
-    kv_pages = size * pages_for(engine.target_context + 1, engine.page_size)
-    if engine.num_kv_pages is not None and kv_pages > engine.num_kv_pages:
+    if engine.num_kv_pages is not None and _kv_pages(size, engine, model) > engine.num_kv_pages:
         return "num_kv_pages"
     lora_pages = round(engine.target_distinct * size) * pages_of_rank(engine.expected_lora_rank)
     if engine.num_lora_pages is not None and lora_pages > engine.num_lora_pages:
         return "num_lora_pages"
     return None
+
+
+def _kv_pages(size: int, engine: EngineConfig, model: ModelConfig) -> int:
+    """Pages that so many requests hold; behind windows they give pages back."""
+    rule = PageRule.of(engine.page_size, kv_window_of(engine, model))
+    return size * rule.to_start(engine.target_context)

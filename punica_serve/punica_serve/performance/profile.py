@@ -16,6 +16,7 @@ from punica_serve.config.yaml_file import read_yaml, validated
 from punica_serve.errors import ConfigError
 from punica_serve.performance.ascending import check_ascending, check_times
 from punica_serve.performance.lora_times import DistinctLora, LoraTimes
+from punica_serve.protocol.runner import MAX_RANKS
 
 Milliseconds = NonNegative
 _Numbers = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -102,8 +103,8 @@ class PerformanceProfile(ConfigModel):
     model: ModelShape
     #: The data types of weights and KvCache for which the numbers hold.
     dtypes: Annotated[tuple[ModelDtype, ...], Field(min_length=1)]
-    #: GPUs of a replica of the model.
-    group_size: Literal[1]
+    #: Devices of a group that serves one copy of the model; 1: there is no group.
+    group_size: Annotated[PositiveInt, Field(le=MAX_RANKS)]
     #: Prefills beside the decodes of a step, at the highest.
     max_prefills: Literal[1]
     #: "beside": prefills run in steps with decodes, as this project's engine runs them. "apart": a step runs all
@@ -117,6 +118,11 @@ class PerformanceProfile(ConfigModel):
     #: Time of every step besides the device's work.
     step_overhead_ms: Milliseconds = 0.0
 
+    @property
+    def device_words(self) -> str:
+        """The device, or the group of them, for people."""
+        return devices_in_words(self.device, self.group_size)
+
     def check_holds_for(self, model: ModelConfig, dtype: ModelDtype, *, param: str) -> None:
         """Raises ConfigError for another model or data type than the profile's; ``param`` names the profile's key."""
         if difference := self.model.difference(ModelShape.of(model)):
@@ -126,6 +132,11 @@ class PerformanceProfile(ConfigModel):
         else:
             return
         raise ConfigError(f"{message}; measure one with `punica-serve profile`", param=param)
+
+
+def devices_in_words(device: str, group_size: int) -> str:
+    """A worker's devices, for people."""
+    return f"{device!r}" if group_size == 1 else f"group of {group_size} {device!r}"
 
 
 def shipped_profiles() -> tuple[str, ...]:

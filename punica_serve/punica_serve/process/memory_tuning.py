@@ -31,8 +31,8 @@ def freeze_gc() -> None:
 def tune_gc() -> None:
     """Freezes existing objects, and makes collections rarer.
 
-    A collection that traverses tens of thousands of live requests would delay tokens. The scheduler's core makes no
-    cycles; errors and closed links make a few, which can wait.
+    A collection that traverses tens of thousands of live requests would delay tokens. Neither the scheduler's core nor
+    a frontend's requests make cycles; errors and closed connections make a few, which can wait.
     """
     freeze_gc()
     gc.set_threshold(*_RARE)

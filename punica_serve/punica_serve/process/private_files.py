@@ -24,13 +24,18 @@ def open_private(path: Path, mode: Literal["wb", "xb"]) -> BinaryIO:
     return open(path, mode, opener=_opener)
 
 
-def open_own_file(path: Path) -> int:
-    """A file descriptor for reading, which the caller closes.
+def is_own(found: os.stat_result) -> bool:
+    """Whether it is this user's, and nobody else may write it. A link is not: it leads elsewhere."""
+    return found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE and not stat.S_ISLNK(found.st_mode)
+
+
+def open_own_file(path: Path, folder: int | None = None) -> int:
+    """A file descriptor for reading, which the caller closes. ``folder``: the open folder that ``path`` starts from.
 
     Raises OSError, and PermissionError for anything but a regular file of this user that nobody else may write.
     """
     # A pipe in its place would block an open without O_NONBLOCK, which files ignore.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         _require_own(path, os.fstat(descriptor))
     except OSError:
@@ -42,7 +47,7 @@ def open_own_file(path: Path) -> int:
 def _require_own(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise PermissionError(errno.EPERM, "it is not a regular file, so it is not trusted", str(path))
-    if found.st_uid != os.geteuid() or found.st_mode & OTHERS_MAY_WRITE:
+    if not is_own(found):
         raise PermissionError(errno.EPERM, "others may have written it, so it is not trusted", str(path))
 
 

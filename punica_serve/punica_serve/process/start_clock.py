@@ -24,14 +24,20 @@ _T = TypeVar("_T")
 
 #: Called with how much of a phase is done, in equal parts, and all of it.
 Progress = Callable[[int, int], None]
+#: Called with a rank and the phase of its start that it begins.
+OnPhase = Callable[[int, str], None]
 
 
 def no_progress(done: int, total: int) -> None:
     """Tells nobody."""
 
 
+def no_phases(rank: int, name: str) -> None:
+    """Tells nobody."""
+
+
 class StartClock:
-    """The phases of one process's start, of which one runs at a time. All methods are called on one thread."""
+    """The phases of one process's start, of which one runs at a time. One thread calls all methods but one."""
 
     def __init__(
         self,
@@ -46,6 +52,8 @@ class StartClock:
         self._said_s = self._now_s()
         self._phase = ""
         self._waited_s = 0.0
+        #: Told each phase as it begins, as rank 0's.
+        self.on_phase: OnPhase = no_phases
         #: Seconds by name, in order.
         self.phases: dict[str, float] = {}
         #: Phases that all ranks of a group end at the same time, since they wait for each other within.
@@ -67,11 +75,16 @@ class StartClock:
         self._phase = name
         if together:
             self.together.add(name)
+        self.on_phase(0, name)
         self.at()
         try:
             yield
         finally:
             self.spent(name, self._now_s() - began_s - (self._waited_s - waited_s))
+
+    def other_began(self, rank: int, name: str) -> None:
+        """Another rank of the group has begun a phase. On any thread."""
+        self.on_phase(rank, name)
 
     def as_wait(self, ask: Callable[_P, _T]) -> Callable[_P, _T]:
         """``ask``, which waits for other ranks. Its time counts as none of the phase's."""

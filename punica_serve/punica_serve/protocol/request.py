@@ -1,6 +1,6 @@
 """Requests, their parameters and adapters, and log-probabilities of tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from punica_serve.errors import PunicaError
@@ -52,6 +52,10 @@ class SamplingParams(Struct, frozen=True):
     def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """The tokens that end the request, given the model's end-of-sequence tokens. They have no text."""
         return frozenset(self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids))
+
+    def ends_with(self, token_id: int, eos_token_ids: Container[int]) -> bool:
+        """Whether the token is one of ``end_ids``: asked of every token."""
+        return token_id in self.stop_token_ids or (not self.ignore_eos and token_id in eos_token_ids)
 
 
 class Request(Struct, frozen=True):

@@ -39,8 +39,11 @@ async def register(
     chat_template: str | None,
     registered_for: ServedBase | None,
     must_be_new: bool,
-) -> AdapterVersion:
-    """Registers the next version of a name, which is served from now on. Equal bytes don't make a new version."""
+) -> tuple[AdapterVersion, bool]:
+    """Registers the next version of a name, which is served from now on. Equal bytes don't make a new version.
+
+    Returns the served version, and whether it is a new one.
+    """
     check_adapter_name(name)
     for param, text in (("uri", source_uri), ("base_model", base_model), ("chat_template", chat_template)):
         check_text(text, param)
@@ -51,7 +54,7 @@ async def register(
         raise Conflict(f"an adapter named {name!r} exists already; delete it, or choose another name", param="name")
     description = _description(ref, source_uri, base_model, chat_template, registered_for)
     if current and current.ref.digest == ref.digest:
-        return await _describe(change, current, description)
+        return await _describe(change, current, description), False
     await check_room(change, owner, ref.num_bytes, current)
     await use_files(change, ref.digest)
     await _end(change, [current] if current else [])
@@ -71,7 +74,7 @@ async def register(
     await change.connection.execute(insert(adapters).values(**row, **description))
     await _prune(change, tenant_id, name, version)
     await change.log("adapter.register", tenant_id, name, version=version, digest=ref.digest, source_uri=source_uri)
-    return await _current(change, tenant_id, name)
+    return await _current(change, tenant_id, name), True
 
 
 async def delete_adapter(change: Change, tenant_id: str, name: str) -> tuple[AdapterVersion, ...]:
@@ -109,7 +112,7 @@ async def grant(change: Change, tenant: str, name: str, to: str) -> Grant:
     receiver = await live_tenant(change, to)
     row = {"tenant_id": owner.tenant_id, "name": name, "to_id": receiver.tenant_id}
     values = {"is_live": True, "revision": change.revision}
-    statement = upsert(change.connection, grants).values(**row, **values)
+    statement = upsert(change.connection.dialect.name, grants).values(**row, **values)
     await change.connection.execute(statement.on_conflict_do_update(index_elements=list(row), set_=values))
     await change.log("adapter.grant", owner.tenant_id, name, to=to, to_id=receiver.tenant_id)
     return Grant(**row)

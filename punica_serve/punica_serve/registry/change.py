@@ -34,6 +34,6 @@ class Change:
         await self.connection.execute(insert(audit).values(**values, detail=detail))
 
 
-def upsert(connection: AsyncConnection, table: Table) -> Upsert:
-    """An insert that can also say what to do if the row exists."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+def upsert(dialect: str, table: Table) -> Upsert:
+    """An insert that can also say what to do if the row exists, in the SQL of a connection's ``dialect.name``."""
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.errors.reasons import reason_of
 from punica_serve.registry.sqlite_file import IDENTITY, WRITES, SqliteFile
+from punica_serve.registry.sqlite_revision import FileRevision
 
 #: Deadline of every call.
 DEADLINE_S = 5.0
@@ -68,17 +69,16 @@ class Database:
         """Differs between connections to SQLite's file and to another that was moved to its place. None on a server."""
         return connection.sync_connection.info.get(IDENTITY) if connection.sync_connection else None
 
-    async def stamp(self) -> object:
-        """Returns ``SqliteFile.stamp``; None on a server, and where it can't be told."""
-        if self._file is None:
-            return None
-        try:
-            return await self._file.stamp()
-        except OSError:
-            return None
+    async def revision(self) -> FileRevision | None:
+        """Returns what differs after each change; None on a server, and where it can't be told."""
+        return None if self._file is None else await self._file.revision()
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        try:
+            if self._file is not None:
+                await self._file.close()
+        finally:
+            await self._engine.dispose()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:

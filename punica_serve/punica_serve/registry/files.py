@@ -20,6 +20,9 @@ CLAIM_S = 60.0
 #: Removing files rarely takes longer.
 _RETRY_S = 1.0
 
+#: The adapters by a second name. Each copy of a table is a cycle of a hundred objects, so there is one.
+_others = adapters.alias()
+
 
 async def keep_files(change: Change, digest: str, keep_id: str) -> None:
     """Protects files from being claimed until ``release_files``, for KEEP_S at most. Raises Conflict while they are
@@ -45,7 +48,7 @@ async def use_files(change: Change, digest: str) -> None:
             retry_after_s=_RETRY_S,
         )
     values = {"used_s": change.now_s, "claimed_by": None, "claimed_until_s": 0.0}
-    statement = upsert(change.connection, files).values(digest=digest, **values)
+    statement = upsert(change.connection.dialect.name, files).values(digest=digest, **values)
     await change.connection.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=values))
 
 
@@ -64,7 +67,7 @@ async def claim_files(change: Change, digest: str, by: str) -> bool:
     if row and row.claimed_by not in (None, by) and row.claimed_until_s > change.now_s:
         return False
     values = {"claimed_by": by, "claimed_until_s": change.now_s + CLAIM_S}
-    statement = upsert(change.connection, files).values(digest=digest, used_s=change.now_s, **values)
+    statement = upsert(change.connection.dialect.name, files).values(digest=digest, used_s=change.now_s, **values)
     await change.connection.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=values))
     return True
 
@@ -93,8 +96,7 @@ async def past_owners(connection: AsyncConnection, digest: str) -> frozenset[str
 
 
 def _served(digest: str | Column[str]) -> Exists:
-    live = adapters.alias()
-    return exists().where(live.c.digest == digest, live.c.is_live)
+    return exists().where(_others.c.digest == digest, _others.c.is_live)
 
 
 def _kept(digest: str | Column[str], now_s: float) -> Exists:

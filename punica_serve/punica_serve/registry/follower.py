@@ -14,8 +14,6 @@ from punica_serve.registry.snapshot import RegistrySnapshot
 POLL_S = 0.2
 #: Longest time between attempts while the database is down.
 _MAX_BACKOFF_S = 2.0
-#: Reads of a database that does not change any more; see ``Follower.poll``.
-_READS_AT_STAMP = 2
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +32,6 @@ class Follower:
         self._reading = asyncio.Lock()
         #: Number of reads that have ended, successful or not.
         self._num_readings = 0
-        #: The database's stamp at the newest poll, and the number of polls in a row that have read it at that stamp.
-        self._stamp: object = None
-        self._num_read_at_stamp = 0
 
     @property
     def is_away(self) -> bool:
@@ -61,17 +56,12 @@ class Follower:
         return self.snapshot
 
     async def poll(self) -> None:
-        """Reads the database if it may have changed: on SQLite a read takes dozens of switches between threads.
+        """Reads the database if it has changed, or if nobody can tell. Raises RegistryUnavailable.
 
-        The stamp is taken before the read. A commit of the same clock tick may hide behind it, but not from the next
-        poll's read. So two reads at one stamp have found all that happened up to it. Raises RegistryUnavailable.
+        A read takes dozens of switches between threads, and most commits only write usage.
         """
-        stamp = await self._database.stamp()
-        if stamp is None or stamp != self._stamp or self.is_away:
-            self._stamp, self._num_read_at_stamp = stamp, 0
-        if self._num_read_at_stamp < _READS_AT_STAMP:
+        if self.is_away or await self._database.revision() != (self._file, self.snapshot.revision):
             await self.refresh()
-            self._num_read_at_stamp += 1
 
     async def follow(self) -> None:
         """Polls until cancelled."""

@@ -123,16 +123,17 @@ class Registry:
         base_model: str | None = None,
         chat_template: str | None = None,
         must_be_new: bool = False,
-    ) -> AdapterVersion:
+    ) -> tuple[AdapterVersion, bool]:
         """Registers the next version of a name, which replaces the current one.
 
-        Equal bytes don't make a new version. Files must be stored inside ``keeping_files``. Raises InvalidRequest,
+        Equal bytes don't make a new version. Returns the served version, and whether it is a new one: of registrations
+        of the same bytes at once, one is. Files must be stored inside ``keeping_files``. Raises InvalidRequest,
         NotFound for a deleted tenant, Forbidden, AdapterLimitReached, and Conflict if the name exists although it must
         be new, or is the config file's.
         """
         self._check_not_shared(tenant_id, name)
         async with self._change(by) as change:
-            version = await adapter_changes.register(
+            registered = await adapter_changes.register(
                 change,
                 tenant_id,
                 name,
@@ -143,7 +144,7 @@ class Registry:
                 registered_for=self._shared.base,
                 must_be_new=must_be_new,
             )
-        return version
+        return registered
 
     async def delete(self, tenant_id: str, name: str, *, by: str) -> tuple[AdapterVersion, ...]:
         """Deletes the adapter and returns the versions that were served until now. Raises AdapterNotFound."""

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from punica_serve.errors import ConfigError, RegistryUnavailable, StoreUnavailable
 from punica_serve.process.private_files import FILE_MODE, make_private_folder
+from punica_serve.registry.sqlite_revision import FileId, FileRevision, RevisionReader, file_id
 from punica_serve.store.threads import StoreThreads
 
 T = TypeVar("T")
@@ -51,7 +53,8 @@ class SqliteFile:
         #: One, which a disk that does not answer keeps.
         self._threads = StoreThreads(1, "looking at the registry's file")
         #: The file that was at the path when it was looked at last.
-        self._seen: tuple[int, int] | None = None
+        self._seen: FileId | None = None
+        self._revisions = RevisionReader(path)
         _make(path)
 
     def prepare(self, engine: AsyncEngine) -> None:
@@ -69,27 +72,26 @@ class SqliteFile:
             message = "the file is gone; put it back, or restart the frontends to begin with an empty one"
             raise FileNotFoundError(message)
 
-    async def stamp(self) -> object:
-        """Returns what differs after each commit, unless the commit is of the same clock tick; no more than a look at
-        the path. Raises OSError if the disk does not answer.
-        """
-        return await self._on_thread(lambda: tuple(map(_stamp, (self._path, Path(f"{self._path}-wal")))))
+    async def revision(self) -> FileRevision | None:
+        """Returns what differs after each change; None if the file does not tell it, or the disk does not answer."""
+        try:
+            return await self._on_thread(self._revisions.read)
+        except OSError:
+            return None
+
+    async def close(self) -> None:
+        """Ends the connection that ``revision`` has made. A disk that does not answer keeps it."""
+        with suppress(OSError):
+            await self._on_thread(self._revisions.close)
 
     async def _look(self) -> None:
-        self._seen = await self._on_thread(self._identity)
+        self._seen = await self._on_thread(lambda: file_id(self._path))
 
     async def _on_thread(self, look: Callable[[], T]) -> T:
         try:
             return await self._threads.call(look, timeout_s=self._wait_s)
         except StoreUnavailable as error:
             raise OSError(f"its disk does not answer within {self._wait_s:g} s") from error
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
 
     def _opened(self, connection: Any, entry: ConnectionPoolEntry) -> None:
         connection.run_async(lambda _connection: self._look())
@@ -103,15 +105,6 @@ class SqliteFile:
         """
         if entry.info[IDENTITY] != self._seen:
             raise DisconnectionError(f"{self._path} was replaced")
-
-
-def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    """A file's identity, length and time of change; None without a file. A commit changes the log's or the file's."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _make(file: Path) -> None:

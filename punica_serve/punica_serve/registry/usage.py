@@ -1,6 +1,7 @@
 """The tenants' usage, totalled by the hour."""
 
 from collections.abc import Sequence
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy import Select, delete, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from punica_serve.protocol import PromiseCounts
-from punica_serve.registry.change import upsert
+from punica_serve.registry.change import Upsert, upsert
 from punica_serve.registry.reading import AnyRow, with_tenant
 from punica_serve.registry.records import Usage
 from punica_serve.registry.tables import tenants, usage, usage_sources
@@ -28,19 +29,24 @@ async def add_usage(
     connection: AsyncConnection, rows: Sequence[Usage], *, source: str, number: int, now_s: float
 ) -> None:
     """Adds a batch unless it was counted before: a sender without confirmation sends it again."""
-    if not await _is_new(connection, source, number, now_s):
+    if not await _is_new(connection, source, number, now_s) or not rows:
         return
-    statement = upsert(connection, usage)
-    statement = statement.on_conflict_do_update(
+    # Always in the same order, so that concurrent writers can't deadlock. One call for all: on SQLite each takes
+    # switches between threads.
+    await connection.execute(_adding(connection.dialect.name), sorted(map(_values, rows), key=itemgetter(*_KEY)))
+
+
+@cache
+def _adding(dialect: str) -> Upsert:
+    """Adds a row to the one with its key. Kept, since ``excluded`` is a copy of the table, a cycle of many objects."""
+    statement = upsert(dialect, usage)
+    return statement.on_conflict_do_update(
         index_elements=_KEY, set_={column: usage.c[column] + statement.excluded[column] for column in _SUMS}
     )
-    for values in sorted(map(_values, rows), key=itemgetter(*_KEY)):
-        # Always in the same order, so that concurrent writers can't deadlock.
-        await connection.execute(statement, values)
 
 
 async def _is_new(connection: AsyncConnection, source: str, number: int, now_s: float) -> bool:
-    statement = upsert(connection, usage_sources).values(source=source, number=number, at_s=now_s)
+    statement = upsert(connection.dialect.name, usage_sources).values(source=source, number=number, at_s=now_s)
     statement = statement.on_conflict_do_update(
         index_elements=["source"], set_={"number": number, "at_s": now_s}, where=usage_sources.c.number < number
     )

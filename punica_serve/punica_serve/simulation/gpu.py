@@ -4,11 +4,9 @@ Each step decides as the engine's planner does, because both use ``batching_rule
 whose objects for each request make a step at batch 32 take six times as long or more.
 """
 
-from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from punica_serve.batching_rules import give_pages, may_admit
 from punica_serve.errors import InvalidRequest
 from punica_serve.errors.invariants import require
 from punica_serve.paging.prefix_cache import PrefixCache
@@ -18,12 +16,10 @@ from punica_serve.performance.step_time import StepTimeModel
 from punica_serve.prefill_chunks import PrefillBudget
 from punica_serve.prefill_turns import PrefillTurns
 from punica_serve.protocol import AdapterRef, EndReason, GpuInfo, Request
-from punica_serve.simulation.decode_batch import DecodeBatch
 from punica_serve.simulation.host_memory import SimulatedHostMemory
-from punica_serve.simulation.lora_residency import LoraResidency
 from punica_serve.simulation.planned_step import PlannedStep, Prefill, equivalent_tokens, prefills_of
 from punica_serve.simulation.row import Row
-from punica_serve.simulation.row_pages import RowPages
+from punica_serve.simulation.row_queues import RowQueues
 
 
 class SimulatedStep(NamedTuple):
@@ -55,13 +51,8 @@ class SimulatedGpu:
         self._prefills_apart = model.profile.prefills == "apart"
         self._prefill_budget = prefill_budget
         self._vocab_size = vocab_size
-        self._loras = LoraResidency(info.num_lora_pages, model.profile.adapter_load)
-        self._rows: dict[int, Row] = {}
-        self._waiting: list[Row] = []  # by arrival
-        #: Admitted requests that prefill or await their adapters.
-        self._starting: list[Row] = []  # by arrival
-        self._pages = RowPages(info)
-        self._decodes = DecodeBatch(self._pages.rule, vocab_size=vocab_size)
+        self._rows = RowQueues(info, model.profile.adapter_load, vocab_size=vocab_size)
+        self._pages, self._loras, self._decodes = self._rows.pages, self._rows.loras, self._rows.decodes
         #: Rows that get their first token in the step that runs.
         self._beginners: list[Row] = []
         self._plan: PlannedStep | None = None
@@ -120,22 +111,14 @@ class SimulatedGpu:
             raise InvalidRequest(
                 "the adapter is larger than the LoRA pool; raise `engine.num_lora_pages`", param="lora_id"
             )
-        row = self._rows[key] = Row.of(key, request, self._vocab_size)
+        row = Row.of(key, request, self._vocab_size)
         if (settings := self._info.prefix_caching) is not None:
             row.prefix_hash = prefix_hash(request, settings, self._info.page_size)
-        insort(self._waiting, row, key=_by_arrival)
-        self._admit(now_s)
+        self._rows.add(row, now_s)
 
     def cancel(self, key: int) -> None:
         """Removes a request, and frees its pages at once. Unknown keys are ignored."""
-        row = self._rows.get(key)
-        if row is None:
-            return
-        if key in self._decodes:
-            self._decodes.leave(key)
-        else:
-            (self._starting if row.num_pages else self._waiting).remove(row)
-        self._drop(row)
+        self._rows.cancel(key)
 
     def prefetch(self, ref: AdapterRef, now_s: float, *, pin: bool | None) -> None:
         """Loads an adapter before a request needs it."""
@@ -153,11 +136,10 @@ class SimulatedGpu:
         """Plans the next step and starts it. None if nothing can run until something changes."""
         require(self._plan is None, "a step is under way")
         self._loras.settle(now_s)
-        self._admit(now_s)
-        if self._starting:
-            self._join_decoding()
+        self._rows.admit(now_s)
+        self._beginners += self._rows.join_decodes()
         if self._pages.rule.window is not None:
-            self._give_back()
+            self._rows.give_back()
         self._plan = (self._plan_prefills() if self._prefills_apart else None) or self._plan_decodes()
         return self._plan
 
@@ -168,9 +150,9 @@ class SimulatedGpu:
         beginners, self._beginners = self._beginners, []
         keys, positions, token_ids, ended = self._decodes.advance() if plan.num_decodes else ((), (), (), [])
         for row in ended:
-            self._drop(row)
+            self._rows.drop(row)
         for row, num_tokens in plan.prefills:
-            if not self._prefill(row, num_tokens):
+            if not self._rows.prefill(row, num_tokens):
                 continue
             keys, positions = (row.key, *keys), (row.position, *positions)
             token_ids = (row.next_token % self._vocab_size, *token_ids)
@@ -178,7 +160,7 @@ class SimulatedGpu:
             row.num_tokens += 1
             if row.num_tokens == row.max_length:
                 ended = [row, *ended]
-                self._drop(row)
+                self._rows.drop(row)
             else:
                 self._decodes.join(row)
         cached = [(row.key, min(row.num_found, row.num_prompt)) for row in beginners if row.num_found]
@@ -187,47 +169,11 @@ class SimulatedGpu:
 
     def check_invariants(self) -> None:
         """Audits pages and queues; an AssertionError is a bug of ours."""
-        num_pages = sum(row.num_pages - row.num_released for row in self._starting) + self._decodes.num_pages
-        self._pages.check_invariants(list(self._rows.values()), num_pages)
-        require(not any(row.num_pages or row.pages for row in self._waiting), "a waiting request holds pages")
-        num_running = len(self._starting) + len(self._decodes)
-        require(num_running <= self._info.max_batch_size, f"{num_running} requests run")
-        require(num_running + len(self._waiting) == len(self._rows), "a request is lost or unknown")
-        self._loras.check_invariants()
-
-    def _admit(self, now_s: float) -> None:
-        """Admits requests, first come, first served: one that does not fit blocks those behind it."""
-        while self._waiting:
-            row = self._waiting[0]
-            if not may_admit(
-                self._pages.num_to_admit(row),
-                num_free_pages=self.num_free_kv_pages,
-                num_running=len(self._starting) + len(self._decodes),
-                max_batch_size=self._info.max_batch_size,
-            ):
-                return
-            if row.adapter is not None:
-                if not self._loras.has_room_for(row.adapter):
-                    return
-                self._loras.acquire(row.adapter, now_s)
-            del self._waiting[0]
-            self._pages.admit(row)
-            insort(self._starting, row, key=_by_arrival)
-
-    def _join_decoding(self) -> None:
-        """Moves requests that need no prefill, because they have one token, to the decodes."""
-        for row in [row for row in self._starting if row.is_decoding and self._loras.is_ready(row.digest)]:
-            self._starting.remove(row)
-            self._decodes.join(row)
-            self._beginners += [] if row.has_new_tokens else [row]
-
-    def _prefilling(self) -> list[Row]:
-        """The rows that could prefill, by arrival: their adapters are loaded."""
-        return [row for row in self._starting if not row.is_decoding and self._loras.is_ready(row.digest)]
+        self._rows.check_invariants()
 
     def _plan_prefills(self) -> PlannedStep | None:
         """A step of all waiting prefills, for which the decodes pause; None if there are none."""
-        prefills = prefills_of(self._prefilling(), self._pages, self._prefill_budget, None)
+        prefills = prefills_of(self._rows.prefilling(), self._pages, self._prefill_budget, None)
         if not prefills:
             return None
         lora, num_adapters = _with_prefills(LoraAccount(), prefills)
@@ -235,9 +181,9 @@ class SimulatedGpu:
 
     def _plan_decodes(self) -> PlannedStep | None:
         """A step of the decodes, with prefills beside them; None if nothing can run."""
-        preempted = self._give_pages()
+        preempted = self._rows.give_pages()
         prefills: tuple[Prefill, ...] = ()
-        if prefilling := self._prefilling():
+        if prefilling := self._rows.prefilling():
             in_turn, max_prefills = self._turns.order(prefilling), self._info.max_prefills
             prefills = prefills_of(in_turn, self._pages, self._prefill_budget, max_prefills)
             if prefills:
@@ -253,78 +199,8 @@ class SimulatedGpu:
         num_tokens = equivalent_tokens(prefills, self._prefill_budget)
         return self._model.step_s(num_tokens, num_decodes, self._decodes.num_context_tokens, lora)
 
-    def _prefill(self, row: Row, num_tokens: int) -> bool:
-        """Counts a chunk. Returns whether it was the last; the row then gets a token, and is no longer starting."""
-        row.num_cached += num_tokens
-        self._pages.prefixes.name(row)
-        if row.num_cached < row.num_tokens:
-            return False
-        self._starting.remove(row)
-        return True
-
-    def _give_back(self) -> None:
-        """Takes back the pages that no row sees any more."""
-        for row in self._starting:
-            self._pages.give_back(row)
-        for row in self._decodes.releasing():
-            self._pages.give_back(row)
-            self._decodes.join(row)
-
-    def _give_pages(self) -> tuple[int, ...]:
-        """Gives rows the pages for their next tokens. Returns the keys of the requests preempted for it."""
-        lacking = self._pages.lacking(self._starting)
-        if not lacking and not self._decodes.num_pages_due:
-            return ()
-        preempted: list[Row] = []
-        if not lacking and self._decodes.num_pages_due <= self.num_free_kv_pages:
-            self._pages.grow(self._decodes.num_pages_due)
-        else:
-            due = [*lacking, *((row, 1) for row in self._decodes.rows_due())]
-            preempted = give_pages(
-                sorted(due, key=lambda each: each[0].arrival),
-                num_free=lambda: self.num_free_kv_pages,
-                give=self._take_pages,
-                preempt_newest=self._preempt_newest,
-            )
-        self._decodes.grow()
-        return tuple([row.key for row in preempted])
-
-    def _take_pages(self, row: Row, num_pages: int) -> None:
-        """Takes pages for a row; the decode batch counts those of its own rows."""
-        if row.key in self._decodes:
-            self._pages.grow(num_pages)
-        else:
-            self._pages.take(row, num_pages)
-
-    def _preempt_newest(self) -> Row:
-        """Preempts the newest running request."""
-        candidates = [row for row in (self._decodes.newest, self._starting[-1] if self._starting else None) if row]
-        newest = max(candidates, key=_by_arrival)
-        if newest.key in self._decodes:
-            self._decodes.leave(newest.key)
-        else:
-            self._starting.remove(newest)
-        self._release(newest)
-        insort(self._waiting, newest, key=_by_arrival)
-        return newest
-
-    def _drop(self, row: Row) -> None:
-        del self._rows[row.key]
-        if row.num_pages:
-            self._release(row)
-
-    def _release(self, row: Row) -> None:
-        """Frees the pages and the adapter of a row that no longer runs."""
-        self._pages.release(row)
-        if row.digest is not None:
-            self._loras.release(row.digest)
-
 
 def _with_prefills(account: LoraAccount, prefills: Sequence[Prefill]) -> tuple[LoraLoad, int]:
     """The LoRA work of a step with prefills beside an account's rows, and its different adapters."""
     rows = [(prefill.row.digest, prefill.row.adapter_size) for prefill in prefills]
     return account.load_with(rows), account.num_adapters_with(rows)
-
-
-def _by_arrival(row: Row) -> tuple[int, str]:
-    return row.arrival

@@ -32,6 +32,8 @@ from punica_serve.protocol import (
 )
 from punica_serve.simulation.gpu import SimulatedGpu, SimulatedStep
 from punica_serve.simulation.planned_step import PlannedStep
+from punica_serve.worker_state.live_assignments import LiveAssignments
+from punica_serve.worker_state.reported_adapters import ReportedAdapters
 
 Command = StartRequest | StopRequest | Warm | Forget | Reset
 Report = StepReport | AssignmentsFailed
@@ -75,13 +77,8 @@ class SimulatedWorker:
         self._num_steps = 0
         #: Numbers of the newest step.
         self._batch_size = self._num_adapters = 0
-        #: Request id -> counter of its assignment, and back.
-        self._counters: dict[str, int] = {}
-        self._request_ids: dict[int, str] = {}
-        #: The resident adapters that were reported last; None after a Reset, because the scheduler may be a new one.
-        self._reported_resident: tuple[str, ...] | None = ()
-        #: Whether the scheduler knows the host memory's adapters up to the newest changes.
-        self._has_reported_cached = True
+        self._assignments = LiveAssignments()
+        self._reported = ReportedAdapters(info.uuid)
 
     @property
     def gpu_uuid(self) -> str:
@@ -119,26 +116,24 @@ class SimulatedWorker:
         self._num_steps += step.plan.batch_size > 0
         self._batch_size, self._num_adapters = step.plan.batch_size, step.plan.num_adapters
         for counter, _ in step.finished:
-            del self._counters[self._request_ids.pop(counter)]
+            self._assignments.stop(AssignmentId(self._incarnation, counter))
         return self._report(step)
 
     def idle(self) -> list[StepReport]:
         """Call it when nothing can run: reports once that the batch has ended, and newly resident adapters."""
-        if not self._batch_size and self._gpu.resident == self._reported_resident:
+        if not self._batch_size and self._reported.is_resident_known(self._gpu.resident):
             return []
         self._batch_size = self._num_adapters = 0
         return [self._report(_NOTHING)]
 
     def cached(self) -> list[AdaptersCached]:
         """Reports the adapters added to host memory, or evicted from it, since the last call."""
-        came, left = self._gpu.host.take_changes()
-        if not self._has_reported_cached:
-            came, self._has_reported_cached = self._gpu.host.digests, True
-        return [AdaptersCached(self._info.uuid, came, left)] if came or left else []
+        return self._reported.in_host_memory(self._gpu.host)
 
     def check_invariants(self) -> None:
         """Audits the assignments and the GPU; an AssertionError is a bug of ours."""
-        require(len(self._counters) == len(self._request_ids) == self._gpu.num_requests, "an assignment is lost")
+        self._assignments.check_invariants()
+        require(len(self._assignments) == self._gpu.num_requests, "an assignment is lost")
         self._gpu.check_invariants()
 
     def _apply(self, command: Command, now_s: float) -> list[Report]:
@@ -148,7 +143,7 @@ class SimulatedWorker:
                 return self._start(command, now_s)
             case StopRequest():
                 self._applied_seq = command.seq
-                self._stop(command.assignment.counter)
+                self._stop(command.assignment)
             case Warm(host_only=True):
                 self._gpu.prefetch_to_host(command.adapter)
             case Warm():
@@ -163,30 +158,26 @@ class SimulatedWorker:
 
     def _start(self, command: StartRequest, now_s: float) -> list[Report]:
         request, assignment = command.request, command.assignment
-        if (old := self._counters.get(request.request_id)) is not None:
+        if (old := self._assignments.by_request.get(request.request_id)) is not None:
             self._stop(old)
         self._incarnation = assignment.incarnation
         try:
             self._gpu.add(assignment.counter, request, now_s)
         except InvalidRequest as error:
             return [self._failed(assignment, error)]
-        self._counters[request.request_id] = assignment.counter
-        self._request_ids[assignment.counter] = request.request_id
+        self._assignments.start(request.request_id, assignment)
         return []
 
-    def _stop(self, counter: int) -> None:
-        request_id = self._request_ids.pop(counter, None)
-        if request_id is not None:
-            del self._counters[request_id]
-            self._gpu.cancel(counter)
+    def _stop(self, assignment: AssignmentId) -> None:
+        if self._assignments.stop(assignment) is not None:
+            self._gpu.cancel(assignment.counter)
 
     def _reset(self, epoch: int) -> None:
-        for counter in tuple(self._request_ids):
-            self._stop(counter)
+        for assignment in self._assignments:
+            self._stop(assignment)
         self._epoch = epoch
         self._applied_seq = 0
-        self._reported_resident = None
-        self._has_reported_cached = False
+        self._reported.reset()
 
     def _failed(self, assignment: AssignmentId, error: InvalidRequest) -> AssignmentsFailed:
         return AssignmentsFailed(
@@ -194,8 +185,6 @@ class SimulatedWorker:
         )
 
     def _report(self, step: SimulatedStep) -> StepReport:
-        resident = self._gpu.resident
-        reported, self._reported_resident = self._reported_resident, resident
         return StepReport(
             gpu_uuid=self._info.uuid,
             epoch=self._epoch,
@@ -212,7 +201,7 @@ class SimulatedWorker:
             num_prefill_tokens=step.plan.num_prefill_tokens,
             num_adapters=self._num_adapters,
             duration_s=step.plan.duration_s,
-            resident=None if resident is reported or resident == reported else resident,
+            resident=self._reported.resident(self._gpu.resident),
             cached=step.cached,
             num_shared_kv_pages=self._gpu.num_shared_kv_pages,
             num_known_kv_pages=self._gpu.num_known_kv_pages,

@@ -26,7 +26,8 @@ Read, by a runner:
     cache_folder.py   their folder, shared by the host's processes, with locks from locked_folder.py; cache_room.py
                       makes room in it
     download.py       an adapter of the store -> a folder of this host, checked by its digest; ranged_read.py
-                      reads over several connections
+                      reads over several connections, synced_file.py writes
+    incoming_adapter.py  a download as workers read it while it comes
     checksum_file.py  what later reads of a download check instead of its digest
 
 An adapter in a store is named by its digest and never changes. Readers never see part of an adapter.

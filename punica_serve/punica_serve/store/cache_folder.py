@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from punica_serve.process.private_files import FOLDER_MODE, make_private_folder
+from punica_serve.process.private_files import FOLDER_MODE, is_own, make_private_folder
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.checksum_file import trusted_checksums
+from punica_serve.store.incoming_adapter import IncomingAdapter
 from punica_serve.store.locked_folder import LockedFolder
 from punica_serve.store.packed_folder import PackedFolder
 
@@ -51,6 +52,15 @@ class CacheFolder:
     def checksums(self, folder: Path) -> bytes | None:
         """Those of the adapter that was downloaded to ``folder``; None if it is not in here, or has none to trust."""
         return trusted_checksums(folder) if folder.parent == self._root else None
+
+    def incoming(self, digest: str) -> IncomingAdapter | None:
+        """The adapter while a process of this host downloads it; None if there is none that can be trusted.
+
+        Raises OSError.
+        """
+        if not all(is_own(folder.lstat()) for folder in (self._root, self._root / _INCOMING)):
+            return None
+        return IncomingAdapter.open(self._root / _INCOMING / digest)
 
     def digests(self) -> frozenset[str]:
         return frozenset(filter(is_digest, os.listdir(self._root)))

@@ -37,11 +37,11 @@ OnChange = Callable[[frozenset[str], frozenset[str]], None]
 
 
 @dataclass(slots=True)
-class _Use:
+class _Entry:
     """An adapter that is awaited or in use."""
 
-    bringing: asyncio.Task[LockedFolder]
-    count: int = 0
+    loading: asyncio.Task[LockedFolder]
+    refcount: int = 0
 
 
 class DiskCache:
@@ -73,7 +73,7 @@ class DiskCache:
         self._timeout_s = timeout_s
         self._on_change = on_change
         self._digests = self._folder.digests()
-        self._uses: dict[str, _Use] = {}
+        self._entries: dict[str, _Entry] = {}
         self._forgotten: set[str] = set()
         self._removals: set[asyncio.Task[bool]] = set()
         self._downloads = StoreThreads(_NUM_DOWNLOADS, "fetching the adapter from the store")
@@ -95,12 +95,14 @@ class DiskCache:
             return folder
         require(is_digest(ref.digest), ref.digest)
         self._forgotten.discard(ref.digest)
-        use = self._uses.get(ref.digest)
-        if use is None:
-            use = self._uses[ref.digest] = _Use(asyncio.create_task(self._bring(ref), name=f"fetch {ref.digest[:12]}"))
-        use.count += 1
+        entry = self._entries.get(ref.digest)
+        if entry is None:
+            entry = self._entries[ref.digest] = _Entry(
+                asyncio.create_task(self._load(ref), name=f"fetch {ref.digest[:12]}")
+            )
+        entry.refcount += 1
         try:
-            await asyncio.shield(use.bringing)
+            await asyncio.shield(entry.loading)
         except BaseException:
             self.release(ref.digest)
             raise
@@ -108,14 +110,14 @@ class DiskCache:
 
     def release(self, digest: str) -> None:
         """Ends one use. Does nothing for an adapter that was used in place."""
-        use = self._uses.get(digest)
-        if use is None:
+        entry = self._entries.get(digest)
+        if entry is None:
             return
-        use.count -= 1
-        if use.count:
+        entry.refcount -= 1
+        if entry.refcount:
             return
-        del self._uses[digest]
-        _give_up(use.bringing)
+        del self._entries[digest]
+        _give_up(entry.loading)
         if digest in self._forgotten:
             removal = asyncio.create_task(self.forget(digest), name=f"forget {digest[:12]}")
             self._removals.add(removal)
@@ -126,7 +128,7 @@ class DiskCache:
         too.
         """
         self._forgotten.add(digest)
-        if digest in self._uses:
+        if digest in self._entries:
             return False
         is_gone = await self._local.call(lambda: self._folder.remove(digest), timeout_s=_LOCAL_TIMEOUT_S)
         if is_gone:
@@ -136,13 +138,13 @@ class DiskCache:
 
     async def close(self) -> None:
         """Cancels all downloads and ends all uses."""
-        tasks = [use.bringing for use in self._uses.values()] + list(self._removals)
-        self._uses.clear()
+        tasks = [entry.loading for entry in self._entries.values()] + list(self._removals)
+        self._entries.clear()
         for task in tasks:
             _give_up(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _bring(self, ref: AdapterRef) -> LockedFolder:
+    async def _load(self, ref: AdapterRef) -> LockedFolder:
         stop = Event()
         deadline = asyncio.timeout(self._timeout_s)
         try:
@@ -184,15 +186,15 @@ class DiskCache:
 def _give_up(task: asyncio.Task[Any]) -> None:
     """Cancels a task, or closes its result."""
     if task.done():
-        _let_go(task)
+        _close_result(task)
     else:
         task.cancel()
-        task.add_done_callback(_let_go)
+        task.add_done_callback(_close_result)
 
 
-def _let_go(bringing: asyncio.Task[Any]) -> None:
+def _close_result(task: asyncio.Task[Any]) -> None:
     """Closes the result of a task, if it has one."""
     with suppress(asyncio.CancelledError, Exception):
-        held = bringing.result()
+        held = task.result()
         if isinstance(held, LockedFolder):
             held.close()

@@ -1,7 +1,6 @@
 """Downloads an adapter from the store to a folder of this host and checks its digest."""
 
 import hashlib
-import os
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,6 @@ from fsspec.asyn import AsyncFileSystem
 from punica_serve.adapters.checksums import adapter_checksums, new_checksum
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
 from punica_serve.errors import AdapterRejected, StoreUnavailable
-from punica_serve.process.private_files import open_private
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import MAX_CONFIG_BYTES
 from punica_serve.store.checksum_file import write_checksums
@@ -22,6 +20,7 @@ from punica_serve.store.failure_log import FailureLog
 from punica_serve.store.filesystems import CHUNK_BYTES, FileSystems, is_unreachable, store_errors
 from punica_serve.store.ranged_read import Bytes, NoRanges, RangeSlots, read_ranges
 from punica_serve.store.side_thread import side_thread
+from punica_serve.store.synced_file import Write, synced_file
 
 
 def download_adapter(
@@ -30,7 +29,8 @@ def download_adapter(
     """Writes an adapter's two files, and their checksums, into ``folder``. Blocks; ends soon after ``stop`` is set.
 
     Both files come at once: a store takes tens of milliseconds to answer. Large weights come over several connections,
-    as many as ``slots`` allow, unless the store has no ranges.
+    as many as ``slots`` allow, unless the store has no ranges. The checksums are there as soon as the digest is known
+    to be right, and only then: readers of the incoming files wait for them, and not for the disk.
 
     Raises StoreUnavailable; AdapterRejected when the store no longer has the adapter, or has other bytes for its
     digest.
@@ -39,23 +39,24 @@ def download_adapter(
         filesystem, root = filesystems.open(ref.uri)
         written: dict[str, tuple[bytes, bytes]] = {}
 
-        def fetch(name: str, limit_bytes: int) -> None:
-            source = _open(filesystem, f"{root}/{name}", ref)
-            with source, open_private(folder / name, "wb") as target:
+        def fetch(name: str, limit_bytes: int, write: Write) -> None:
+            with _open(filesystem, f"{root}/{name}", ref) as source:
                 chunks = _chunks(filesystem, f"{root}/{name}", source, limit_bytes, slots, stop)
-                written[name] = _write(chunks, target)
+                written[name] = _write(chunks, write)
 
-        def fetch_config(name: str) -> None:
-            fetch(name, MAX_CONFIG_BYTES)
+        with synced_file(folder / CONFIG_NAME) as write_config, synced_file(folder / WEIGHTS_NAME) as write_weights:
 
-        with side_thread(fetch_config) as aside:
-            aside.give(CONFIG_NAME)
-            fetch(WEIGHTS_NAME, ref.num_bytes)
-        hashes, sums = zip(written[CONFIG_NAME], written[WEIGHTS_NAME], strict=True)
-        write_checksums(folder, adapter_checksums(ref.digest, *sums))
-    if hashlib.sha256(b"".join(hashes)).hexdigest() != ref.digest:
-        message = f"adapter {ref.digest}: the store's bytes differ from those registered; register it again"
-        raise AdapterRejected(message, param="digest")
+            def fetch_config(name: str) -> None:
+                fetch(name, MAX_CONFIG_BYTES, write_config)
+
+            with side_thread(fetch_config) as aside:
+                aside.give(CONFIG_NAME)
+                fetch(WEIGHTS_NAME, ref.num_bytes, write_weights)
+            hashes, sums = zip(written[CONFIG_NAME], written[WEIGHTS_NAME], strict=True)
+            if hashlib.sha256(b"".join(hashes)).hexdigest() != ref.digest:
+                message = f"adapter {ref.digest}: the store's bytes differ from those registered; register it again"
+                raise AdapterRejected(message, param="digest")
+            write_checksums(folder, adapter_checksums(ref.digest, *sums))
 
 
 def _open(filesystem: AbstractFileSystem, path: str, ref: AdapterRef) -> BinaryIO:
@@ -101,18 +102,12 @@ def _read(source: BinaryIO, limit_bytes: int, stop: Event) -> Generator[Bytes]:
         rest -= len(chunk)
 
 
-def _write(chunks: Generator[Bytes], target: BinaryIO) -> tuple[bytes, bytes]:
-    """Writes the chunks. Returns the SHA-256 and the checksum of all.
-
-    Written chunks are flushed to the disk during the download, so the final fsync is short.
-    """
-    hasher, checksum, descriptor = hashlib.sha256(), new_checksum(), target.fileno()
-    with closing(chunks), side_thread(hasher.update) as hashing, side_thread(os.fsync) as syncing:
+def _write(chunks: Generator[Bytes], write: Write) -> tuple[bytes, bytes]:
+    """Writes the chunks. Returns the SHA-256 and the checksum of all."""
+    hasher, checksum = hashlib.sha256(), new_checksum()
+    with closing(chunks), side_thread(hasher.update) as hashing:
         for chunk in chunks:
             hashing.give(chunk)
+            write(chunk)
             checksum.update(chunk)
-            target.write(chunk)
-            syncing.offer(descriptor)
-    target.flush()
-    os.fsync(descriptor)
     return hasher.digest(), checksum.digest()

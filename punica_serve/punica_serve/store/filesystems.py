@@ -20,6 +20,8 @@ from punica_serve.store.secrets import resolved
 #: A request to an object store takes tens of milliseconds, however small.
 CHUNK_BYTES = 16 << 20
 
+#: File systems for whose package there is an extra.
+_EXTRAS = ("s3", "hf")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 # Below the configured timeouts: how long a server may be silent. The clients' own limits are minutes, and an abandoned
@@ -62,11 +64,24 @@ def _make(scheme: str, url: str, options: dict[str, Any]) -> fsspec.AbstractFile
     try:
         filesystem, _ = url_to_fs(url, **given)
     except ImportError as error:
-        message = f"{scheme}:// needs a package that is not installed: {error}; install the extra of that name"
-        raise ConfigError(message, param="store.url") from error
+        raise ConfigError(_lacks_package(scheme, error)) from error
     if scheme == "s3":
         filesystem.retries = _S3_TRIES
     return filesystem
+
+
+def check_package(url: str) -> None:
+    """Raises ConfigError if the file system of `store.url` needs a package that is not installed."""
+    scheme = url.partition("://")[0].partition("::")[0]
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise ConfigError(f"`store.url`: {_lacks_package(scheme, error)}", param="store.url") from error
+
+
+def _lacks_package(scheme: str, error: ImportError) -> str:
+    extra = f"; install punica-serve[{scheme}]" if scheme in _EXTRAS else ""
+    return f"{scheme}:// needs a package that is not installed: {error}{extra}"
 
 
 def folder_of(uri: str) -> Path | None:
@@ -83,8 +98,8 @@ def is_unreachable(error: FileNotFoundError) -> bool:
 
 
 @contextmanager
-def store_errors(what: str, failures: FailureLog) -> Iterator[None]:
-    """Turns any exception of a file system into StoreUnavailable, whose message says that ``what`` failed.
+def store_errors(what: str, failures: FailureLog, *, place: str = "the storage") -> Iterator[None]:
+    """Turns any exception of a file system into StoreUnavailable, whose message says that ``what`` failed at ``place``.
 
     File systems raise exceptions of all their libraries. Those name servers and folders, so they only go to the log.
     """
@@ -94,10 +109,9 @@ def store_errors(what: str, failures: FailureLog) -> Iterator[None]:
         if isinstance(error, PunicaError) and not isinstance(error, ConfigError):
             raise
         failures.failed(what, error)
-        reason = "is full" if isinstance(error, OSError) and error.errno in _FULL else "is not available"
-        message = (
-            f"{what} failed: the storage {reason}; try again later, or tell the operator, whose log has the details"
-        )
+        is_full = isinstance(error, OSError) and error.errno in _FULL
+        reason = "the storage is full" if is_full else f"{place} is not available"
+        message = f"{what} failed: {reason}; try again later, or tell the operator, whose log has the details"
         raise StoreUnavailable(message) from error
     else:
         failures.worked(what)

@@ -66,6 +66,7 @@ class FormSink:
             sink.finish()
 
     def close(self) -> None:
+        self._parser.callbacks = {}  # these refer to this sink: a cycle that only the garbage collector would free
         with ExitStack() as closing:  # on a full disk one may fail to close, and the next one must still be closed
             for sink in self._sinks():
                 closing.callback(sink.close)

@@ -4,11 +4,13 @@ import asyncio
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from itertools import chain, repeat
 from threading import BoundedSemaphore, Event
 from typing import Protocol
 
 import numpy as np
+from aiohttp import ClientPayloadError, ServerDisconnectedError
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 
@@ -21,6 +23,8 @@ _MAX_PER_FILE = 6
 #: Ranges of one file on their way or in memory: those that come side by side come at once, and the next are on their
 #: way while they are hashed.
 _MAX_HELD = 12
+#: Times that a range is asked for, if its connection breaks.
+_MAX_TRIES = 3
 #: How soon a read ends after it was stopped.
 _POLL_S = 0.2
 
@@ -68,7 +72,7 @@ def read_ranges(
         while waiting or coming:
             while waiting and _has_room(coming) and slots.take(stop, patiently=not coming):
                 part = waiting.popleft()
-                work = _read_range(filesystem, path, part.start, part.stop)
+                work = _read_resumed(filesystem, path, part.start, part.stop)
                 coming.append((asyncio.run_coroutine_threadsafe(work, filesystem.loop), len(part)))
             if not coming or not _await(coming[0][0], stop):
                 raise StoreUnavailable("fetching an adapter from the store was cancelled")
@@ -101,6 +105,14 @@ def _ranges(num_bytes: int) -> Iterator[range]:
 
 def _has_room(coming: "deque[tuple[Future[Bytes], int]]") -> bool:
     return len(coming) < _MAX_HELD and sum(not read.done() for read, _ in coming) < _MAX_PER_FILE
+
+
+async def _read_resumed(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> Bytes:
+    """See ``_read_range``. One broken connection of many must not cost all that the others have brought."""
+    for _ in range(_MAX_TRIES - 1):
+        with suppress(ClientPayloadError, ServerDisconnectedError, ConnectionError):
+            return await _read_range(filesystem, path, start, end)
+    return await _read_range(filesystem, path, start, end)
 
 
 async def _read_range(filesystem: AsyncFileSystem, path: str, start: int, end: int) -> Bytes:

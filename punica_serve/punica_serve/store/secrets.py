@@ -5,38 +5,46 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from punica_serve.config.store_section import StoreConfig
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
 
 
-def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with every {env: NAME} and {file: PATH} replaced. Raises ConfigError."""
-    return {name: _value(value) for name, value in options.items()}
+def check_secrets(store: StoreConfig) -> None:
+    """Reads every secret that the config refers to, as this process would. Raises ConfigError."""
+    resolved(store.options, "store.options")
+    for prefix, options in store.sources.credentials.items():
+        resolved(options, f"store.sources.credentials.{prefix}")
 
 
-def _value(value: Any) -> Any:
+def resolved(options: Mapping[str, Any], setting: str = "store") -> dict[str, Any]:
+    """The options, with every {env: NAME} and {file: PATH} replaced. Raises ConfigError, which names the setting."""
+    return {name: _value(value, setting) for name, value in options.items()}
+
+
+def _value(value: Any, setting: str) -> Any:
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"env"}:
-        return _variable(value["env"])
+        return _variable(value["env"], setting)
     if value.keys() == {"file"}:
-        return _content(Path(value["file"]))
-    return resolved(value)
+        return _content(Path(value["file"]), setting)
+    return resolved(value, setting)
 
 
-def _variable(name: str) -> str:
+def _variable(name: str, setting: str) -> str:
     try:
         return os.environ[name]
     except KeyError:
         raise ConfigError(
-            f"`store` needs the environment variable {name}, which is not set; set it", param="store"
+            f"`{setting}` needs the environment variable {name}, which is not set; set it", param=setting
         ) from None
 
 
-def _content(path: Path) -> str:
+def _content(path: Path, setting: str) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"`store` needs the file {path}, which can't be read: {reason_of(error)}", param="store"
+            f"`{setting}` needs the file {path}, which can't be read: {reason_of(error)}", param=setting
         ) from error

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import PurePath
 
-from aiohttp import ClientSSLError
+from aiohttp import ClientConnectorError, ClientSSLError
 
 from punica_serve.errors import AdapterRejected, ConfigError
 from punica_serve.errors.plain_files import NotPlain
@@ -19,6 +19,8 @@ _NOT_SET_UP = "this cluster is not set up for it; its operator's log says what i
 _NO_CREDENTIALS = "this cluster has no credentials for it; its operator may add them"
 _NO_ACCESS = "this cluster may not read it; give it access"
 _NO_TLS = "its server shows no certificate that this cluster trusts, or does not speak TLS"
+_REFUSES = "nothing accepts connections at that address; check its host and port, and that the server runs"
+_NO_ROUTE = "this cluster has no route to that address; check its host"
 _NO_FOLDER = "there is no such folder"
 
 #: By class name: the libraries that define them may not be installed.
@@ -28,6 +30,14 @@ _REASONS = {
     "ParamValidationError": _NO_FOLDER,
     "HFValidationError": _NO_FOLDER,
     "HfUriError": _NO_FOLDER,
+}
+#: By error number: what is wrong with an address of a web server, which the caller has given. One that answers nothing,
+#: not even that, may be slow.
+_CONNECTING = {
+    errno.ECONNREFUSED: _REFUSES,
+    errno.EHOSTUNREACH: _NO_ROUTE,
+    errno.ENETUNREACH: _NO_ROUTE,
+    errno.EINVAL: _NO_ROUTE,
 }
 _NO_FOLDERS = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 
@@ -61,6 +71,8 @@ def _reason(error: Exception) -> str | None:
         return _NOT_SET_UP
     if isinstance(error, ClientSSLError):
         return _NO_TLS
+    if isinstance(error, ClientConnectorError):
+        return _CONNECTING.get(error.errno or 0)
     if isinstance(error, NotPlain):
         return f"{PurePath(error.filename).name} is not a regular file"
     if isinstance(error, PermissionError):

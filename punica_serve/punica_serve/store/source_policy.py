@@ -49,9 +49,10 @@ def plain_uri(uri: str) -> str:
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise InvalidRequest(f"{uri[:200]!r} must begin with one of {schemes}", param="uri")
     host, slash, path = rest.partition("/")
-    if _UNSAFE.search(uri) or not {".", ".."}.isdisjoint(unquote(path).split("/")):
-        message = f"{uri[:200]!r} must be the plain URI of a folder, without .. segments, spaces, query or fragment"
-        raise InvalidRequest(message, param="uri")
+    folder = unquote(path)
+    if _UNSAFE.search(uri) or "\0" in folder or not {".", ".."}.isdisjoint(folder.split("/")):
+        message = "must be the plain URI of a folder, without .. segments, spaces, null characters, query or fragment"
+        raise InvalidRequest(f"{uri[:200]!r} {message}", param="uri")
     if (scheme == "file" and host) or (scheme != "file" and not host):
         raise InvalidRequest(f"{uri[:200]!r} must name {'no host' if host else 'a host or bucket'}", param="uri")
     if scheme in ("http", "https"):

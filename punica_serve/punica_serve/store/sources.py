@@ -68,7 +68,7 @@ class Sources:
     async def _fetch_web(self, uri: str, folder: Path, policy: SourcePolicy) -> None:
         with source_refusals(uri):
             headers = self._credentials.headers(uri)
-        with store_errors(_WHAT, self._failures):
+        with store_errors(_WHAT, self._failures, place="the source"):
             async with WebSource.open(uri, headers, policy, self._threads) as source:
                 for name in ADAPTER_FILES:
                     if not await source.fetch(folder / name, self._config.max_adapter_bytes):
@@ -78,7 +78,7 @@ class Sources:
                         await self._threads.call(check, timeout_s=self._config.sources.timeout_s)
 
     def _fetch_objects(self, uri: str, folder: Path, policy: SourcePolicy, stop: Event) -> None:
-        with store_errors(_WHAT, self._failures):
+        with store_errors(_WHAT, self._failures, place="the source"):
             source = ObjectSource(uri, self._credentials.filesystems(uri), policy, stop)
             for name in ADAPTER_FILES:
                 if not source.fetch(folder / name, self._config.max_adapter_bytes):

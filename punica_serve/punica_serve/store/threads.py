@@ -30,12 +30,7 @@ class StoreThreads:
         try:
             async with deadline:
                 await self._free.acquire()
-                try:
-                    call = self._start(function)
-                except RuntimeError:  # the system has no thread left for it
-                    self._free.release()
-                    raise
-                return await call
+                return await self._start(function)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -46,22 +41,32 @@ class StoreThreads:
         future: asyncio.Future[T] = loop.create_future()
 
         def finish(result: T | None, error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(self._finish, future, result, error)
+
+        try:
+            threading.Thread(target=_run, args=(function, finish), name=self._name, daemon=True).start()
+        except RuntimeError:  # the system has no thread left for it
             self._free.release()
-            if future.done():  # abandoned
-                return
-            if error is None:
-                future.set_result(result)  # type: ignore[arg-type]
-            else:
-                future.set_exception(error)
-
-        def run() -> None:
-            result, failure = None, None
-            try:
-                result = function()
-            except BaseException as error:
-                failure = error
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(finish, result, failure)
-
-        threading.Thread(target=run, name=self._name, daemon=True).start()
+            raise
         return future
+
+    def _finish(self, future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+        self._free.release()
+        if future.done():  # abandoned
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]
+        else:
+            future.set_exception(error)
+
+
+def _run(function: Callable[[], T], finish: Callable[[T | None, BaseException | None], object]) -> None:
+    with suppress(RuntimeError):  # the loop was closed meanwhile
+        try:
+            result = function()
+        except BaseException as error:
+            finish(None, error)
+        else:
+            finish(result, None)
+    # An error refers to this frame; if this led back to it, the bytes of a failed upload would wait for the collector.
+    del finish

@@ -14,8 +14,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import (
+    ClientConnectorError,
     ClientResponse,
     ClientSession,
+    ClientSSLError,
     ClientTimeout,
     DummyCookieJar,
     InvalidURL,
@@ -80,6 +82,7 @@ class WebSource:
         self._headers = headers
         self._policy = policy
         self._threads = threads
+        self._has_answered = False
 
     @classmethod
     @asynccontextmanager
@@ -114,7 +117,7 @@ class WebSource:
             try:
                 self._check_place(url)
                 with source_refusals(str(url)):
-                    response = await self._session.get(url, headers=self._headers_for(url), allow_redirects=False)
+                    response = await self._ask(url)
                 target = response.headers.get("Location") if response.status // 100 == 3 else None
                 next_url = url.join(URL(target)) if target else None
             except (InvalidURL, ValueError) as error:
@@ -127,6 +130,17 @@ class WebSource:
                     return
             url = next_url
         raise AdapterRejected(f"{self._url} redirects more than {_MAX_REDIRECTS} times", param="uri")
+
+    async def _ask(self, url: URL) -> ClientResponse:
+        """Only an address that never answered may be the caller's mistake; one behind it, or later, is down."""
+        try:
+            response = await self._session.get(url, headers=self._headers_for(url), allow_redirects=False)
+        except ClientConnectorError as error:
+            if not self._has_answered or isinstance(error, ClientSSLError):
+                raise
+            raise StoreUnavailable("the source has stopped answering; try again later") from error
+        self._has_answered = True
+        return response
 
     def _headers_for(self, url: URL) -> dict[str, str]:
         """Headers for a URL. Credentials are only sent to the server that they are meant for."""

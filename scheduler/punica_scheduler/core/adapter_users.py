@@ -21,10 +21,10 @@ class AdapterUsers:
     def update(self, gpu: GpuRecord, digest: str) -> bool:
         """A request of this adapter joined or left the working set; returns whether it is the first of its adapter."""
         users = self._gpus.setdefault(digest, set())
-        is_first = digest in gpu.adapter_refcounts and gpu not in users
+        is_first = digest in gpu.adapters.refcounts and gpu not in users
         if is_first:
             users.add(gpu)
-        elif digest not in gpu.adapter_refcounts:
+        elif digest not in gpu.adapters.refcounts:
             users.discard(gpu)
         if not users:
             del self._gpus[digest]
@@ -34,6 +34,6 @@ class AdapterUsers:
         """Against all GPUs that have joined. AssertionError is a bug of ours."""
         found = {(digest, gpu) for digest, users in self._gpus.items() for gpu in users}
         require(
-            found == {(digest, gpu) for gpu in gpus for digest in gpu.adapter_refcounts if digest}, "adapters' users"
+            found == {(digest, gpu) for gpu in gpus for digest in gpu.adapters.refcounts if digest}, "adapters' users"
         )
         require(all(self._gpus.values()), "an adapter without users is kept")

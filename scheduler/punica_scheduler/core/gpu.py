@@ -1,11 +1,11 @@
 """A GPU as the scheduler knows it: its working set and its memory, in pages."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity, fits
+from punica_scheduler.core.adapter_account import AdapterAccount
+from punica_scheduler.core.capacity import STEPS_AHEAD, Capacity
 from punica_scheduler.core.gpu_load import GpuLoad
 from punica_scheduler.core.page_account import PageAccount
 from punica_scheduler.core.repeated_rows import RepeatedRows
@@ -13,7 +13,7 @@ from punica_scheduler.core.request import RequestRecord
 from punica_serve.errors.invariants import require
 from punica_serve.paging.page_rule import PageRule
 from punica_serve.prefill_chunks import WHOLE_PROMPTS, PrefillBudget
-from punica_serve.protocol import AssignmentId, GpuInfo, LoraGroup, StepReport
+from punica_serve.protocol import AssignmentId, GpuInfo, StepReport
 
 
 @dataclass(slots=True, eq=False)
@@ -58,10 +58,8 @@ class GpuRecord:
     num_room_pages: int = field(init=False)
     #: Tokens of the longest request, with its next one, that would find pages.
     room: int = field(init=False)
-    #: By digest: requests of the working set that use the adapter.
-    adapter_refcounts: dict[str | None, int] = field(default_factory=dict)
-    #: Pages of the LoRA pool that those adapters leave, by group.
-    free_lora_pages: dict[LoraGroup, int] = field(init=False)
+    #: The working set's.
+    adapters: AdapterAccount = field(init=False)
     #: The costs of the working set, for placements that ask.
     load_sums: GpuLoad = field(init=False)
     resident: tuple[str, ...] = ()
@@ -83,7 +81,7 @@ class GpuRecord:
         self.page_rule = PageRule.of(self.info.page_size, self.info.window)
         self.load_sums = GpuLoad(self.prefill_budget)
         self.kv_pages = PageAccount(self.info.num_kv_pages)
-        self.free_lora_pages = dict(self.info.num_lora_pages)
+        self.adapters = AdapterAccount(self.info.num_lora_pages)
         self._update_room()
 
     @property
@@ -116,6 +114,11 @@ class GpuRecord:
         return len(self.working_set) - len(self.ending) >= self.info.max_batch_size
 
     @property
+    def adapter_refcounts(self) -> Mapping[str | None, int]:
+        """By digest: requests of the working set that use the adapter. For placements of users."""
+        return self.adapters.refcounts
+
+    @property
     def newest(self) -> RequestRecord:
         """The latest by arrival, not by placement. The working set must not be empty."""
         return max(self.working_set.values(), key=attrgetter("arrival"))
@@ -129,7 +132,7 @@ class GpuRecord:
         would be preempted for the next steps of the working set must not start, or it starts and stops without a token.
         """
         return (
-            self.fits_lora(record)
+            self.adapters.fits(record)
             and record.num_tokens < self.room
             and not self.is_full
             and self.num_pages_needed + self.pages_to_place(record) <= self.info.num_kv_pages
@@ -143,16 +146,16 @@ class GpuRecord:
             sum(self.page_rule.to_start(record.num_tokens) for record in records) <= self.num_room_pages
             and num_requests <= self.info.max_batch_size
             and num_pages_ahead + num_requests <= self.info.num_kv_pages
-            and self._fits_loras(records)
+            and self.adapters.fits_all(records)
         )
 
     @property
     def overflows(self) -> bool:
         """Whether the next steps of the working set would not fit.
 
-        What requests hold and what is free add up to the pool, where stops on their way are obeyed in time; so
-        growth fits the free pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages.
-        Behind a window requests may hold fewer than are needed here, so it never fits less.
+        Held and free pages add up to the pool, where stops on their way are obeyed in time; so growth fits the free
+        pages exactly when all pages needed fit the pool. This holds whenever a worker takes pages. Behind a window
+        requests may hold fewer than are needed here, so it never fits less.
         """
         return self.num_pages_needed > self.info.num_kv_pages
 
@@ -168,7 +171,7 @@ class GpuRecord:
 
     def has_adapter_of(self, record: RequestRecord) -> bool:
         """Whether the adapter is on the GPU, or on its way there."""
-        return record.digest is None or record.digest in self.adapter_refcounts or record.digest in self.resident
+        return record.digest is None or record.digest in self.adapters.refcounts or record.digest in self.resident
 
     def pages_ahead_of(self, record: RequestRecord) -> int:
         """The most that a request of the working set holds until STEPS_AHEAD steps from now.
@@ -182,30 +185,13 @@ class GpuRecord:
         """The same of a request that would start here."""
         return self.page_rule.held_by(record.num_tokens_after(STEPS_AHEAD))
 
-    def fits_lora(self, record: RequestRecord) -> bool:
-        """Whether the adapters of the working set and the request's fit the LoRA pool together."""
-        return record.digest in self.adapter_refcounts or fits(self.free_lora_pages, record.lora_pages)
-
-    def _fits_loras(self, records: Sequence[RequestRecord]) -> bool:
-        newcomers = {
-            record.digest: record.lora_pages for record in records if record.digest not in self.adapter_refcounts
-        }
-        pages: Counter[LoraGroup] = Counter()
-        for lora_pages in newcomers.values():
-            pages.update(lora_pages)
-        return fits(self.free_lora_pages, pages)
-
     # -------------------------------------------------------------- changes
 
     def add(self, assignment: AssignmentId, record: RequestRecord) -> int:
         """Adds a request to the working set; returns the number of the start command."""
         self.load_sums.add(assignment.counter, record, self.next_step, self.prefill_step_of(record))
         self.working_set[assignment.counter] = record
-        refcount = self.adapter_refcounts.get(record.digest, 0)
-        self.adapter_refcounts[record.digest] = refcount + 1
-        if not refcount:
-            for group, pages in record.lora_pages.items():
-                self.free_lora_pages[group] -= pages
+        self.adapters.add(record)
         self.num_pages_ahead += self.pages_to_place(record)
         seq = self.kv_pages.start(assignment, self.page_rule.to_start(record.num_tokens))
         self._update_room()
@@ -218,13 +204,8 @@ class GpuRecord:
         self.ending -= {assignment.counter}
         self.load_sums.remove(assignment.counter, record)
         self.num_pages_ahead -= self.pages_ahead_of(record)
-        self.adapter_refcounts[record.digest] -= 1
-        if not self.adapter_refcounts[record.digest]:
-            del self.adapter_refcounts[record.digest]
-            if record.digest in self.resident:
-                self.unused_since_ns[record.digest] = now_ns
-            for group, pages in record.lora_pages.items():
-                self.free_lora_pages[group] += pages
+        if self.adapters.remove(record) and record.digest in self.resident:
+            self.unused_since_ns[record.digest] = now_ns
         if not self.working_set:
             self.idle_since_ns = now_ns
         self._update_room()
@@ -307,18 +288,7 @@ class GpuRecord:
         num_free_pages = min(self.kv_pages.num_free, self.info.num_kv_pages - self.num_pages_needed)
         require(self.num_room_pages == num_free_pages, f"room of {self.uuid}")
         require(self.room == self.page_rule.longest(num_free_pages), f"room of {self.uuid}")
-        require(self.adapter_refcounts == Counter(record.digest for record in records), f"adapters of {self.uuid}")
-        lora_pages: Counter[LoraGroup] = Counter()
-        for pages in {record.digest: record.lora_pages for record in records}.values():
-            lora_pages.update(pages)
-        require(lora_pages == self.used_lora_pages, f"LoRA pages of {self.uuid}")
-        require(all(pages >= 0 for pages in self.free_lora_pages.values()), f"LoRA pages of {self.uuid}")
+        self.adapters.check_invariants(records, self.uuid)
         require(self.ending <= self.working_set.keys(), f"a request that ends on {self.uuid} is not there")
         # One that was to end may be preempted by its worker instead, when its successor is there already.
         require(len(records) <= 2 * self.info.max_batch_size, f"{self.uuid} has more requests than fit two batches")
-
-    @property
-    def used_lora_pages(self) -> dict[LoraGroup, int]:
-        """Pages of the working set's adapters, by group. Groups of which none is used are left out."""
-        used = {group: pages - self.free_lora_pages[group] for group, pages in self.info.num_lora_pages.items()}
-        return {group: pages for group, pages in used.items() if pages}

@@ -138,5 +138,5 @@ class GpuColumns:
 
 def _entries_of(gpu: GpuRecord, source: ColumnSource) -> tuple[float, ...]:
     """The table's column of a GPU."""
-    free_pages = [gpu.free_lora_pages.get(group, 0) for group in _LORA_GROUPS]
+    free_pages = [gpu.adapters.free_pages.get(group, 0) for group in _LORA_GROUPS]
     return *free_pages, gpu.room if gpu.has_free_place else -inf, *source.figures_of(gpu)

@@ -128,7 +128,7 @@ class GpuIndex:
         """Those with a free place, and KvCache and LoRA pages for the request: the largest working set, then the
         highest UUID first.
 
-        Of GPUs with working sets of one size, those that know the request's prefix come first, the longest prefix
+        Among GPUs with working sets of one size, those that know the request's prefix come first, the longest prefix
         before the others. The index must not change while an iterator of it is used further.
         """
         return self._search(range(len(self._files) - 1, -1, -1), record)

@@ -19,7 +19,8 @@ def snapshot_of(gpu: GpuRecord, now_ns: int) -> GpuSnapshot:
         tokens=gpu.num_tokens,
         is_draining=gpu.is_draining,
         adapters_used_ns=tuple(
-            now_ns if digest in gpu.adapter_refcounts else gpu.unused_since_ns.get(digest, 0) for digest in gpu.resident
+            now_ns if digest in gpu.adapters.refcounts else gpu.unused_since_ns.get(digest, 0)
+            for digest in gpu.resident
         ),
         num_cached_adapters=len(gpu.cached),
         num_known_kv_pages=gpu.num_known_pages,
@@ -32,7 +33,7 @@ def details_of(gpu: GpuRecord, now_ns: int) -> GpuDetails:
     """The snapshot with the GPU's requests, oldest first."""
     records = sorted(gpu.working_set.values(), key=attrgetter("arrival"))
     placed = tuple([_placed(record) for record in records])
-    return GpuDetails(now_ns, snapshot_of(gpu, now_ns), gpu.used_lora_pages, placed)
+    return GpuDetails(now_ns, snapshot_of(gpu, now_ns), gpu.adapters.used_pages, placed)
 
 
 def _placed(record: RequestRecord) -> PlacedRequest:

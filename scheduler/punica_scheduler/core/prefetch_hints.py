@@ -100,7 +100,7 @@ class PrefetchHints:
     def _lacks(self, gpu: GpuRecord, digest: str) -> bool:
         """Whether the GPU neither has the adapter nor was told of it, and may have one more hint."""
         hints = self._hints.get(gpu, {})
-        is_known = digest in hints or digest in gpu.cached or digest in gpu.adapter_refcounts or digest in gpu.resident
+        is_known = digest in hints or digest in gpu.cached or digest in gpu.adapters.refcounts or digest in gpu.resident
         return not is_known and len(hints) < MAX_PER_GPU
 
     def _take_back(self, gpu: GpuRecord, digest: str) -> None:

@@ -57,7 +57,7 @@ class PrefillQueue:
 
     @property
     def turns(self) -> PrefillTurns:
-        """Whose turn it is; the caller may change it."""
+        """A copy of the turns, which the caller may change."""
         return self._turns.copy()
 
     def num_tokens_from(self, next_step: int) -> int:

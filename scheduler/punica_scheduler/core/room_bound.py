@@ -23,13 +23,13 @@ class RoomBound:
     def include(self, gpu: GpuRecord) -> None:
         """The GPU joined the group, or has other room than before."""
         self.num_tokens = max(self.num_tokens, gpu.room)
-        for group, pages in gpu.free_lora_pages.items():
+        for group, pages in gpu.adapters.free_pages.items():
             if pages > self.lora_pages.get(group, 0):
                 self.lora_pages[group] = pages
 
     def covers(self, gpu: GpuRecord) -> bool:
         """Whether the GPU has no more room than this."""
-        lora_pages = gpu.free_lora_pages.items()
+        lora_pages = gpu.adapters.free_pages.items()
         return gpu.room <= self.num_tokens and all(
             pages <= self.lora_pages.get(group, 0) for group, pages in lora_pages
         )
@@ -46,7 +46,7 @@ class RoomBound:
             yield from (gpu for gpu in walk() if gpu in users and gpu.room > num_tokens) if users else ()
             return
         for gpu in walk():
-            if gpu.room > num_tokens and gpu.fits_lora(record):
+            if gpu.room > num_tokens and gpu.adapters.fits(record):
                 yield gpu
         self.num_tokens, self.lora_pages = 0, {}
         for gpu in walk():

@@ -10,7 +10,7 @@ from punica_faults.references import Reference
 from ray_up import RayUp
 from waits import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 NUM_STREAMS = 200
 

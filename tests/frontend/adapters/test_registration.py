@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adapter_world import Bringing, World
-from punica_frontend.adapters.registration import RegistrationRequest
+from punica_frontend.adapters.registration import Registered, RegistrationRequest
 from punica_frontend.api.caller import ANYONE, Caller
 from punica_serve.errors import (
     AdapterNotFound,
@@ -45,6 +45,17 @@ async def test_the_same_bytes_are_no_new_version_and_others_are(world: World, br
     for content, version, is_new in (("1", 1, True), ("1", 1, False), ("2", 2, True), ("1", 3, True)):
         registered = await world.registrar.register(USER, RegistrationRequest("roman"), bringing(content))
         assert (registered.adapter.version, registered.is_new) == (version, is_new)
+
+
+async def test_of_the_same_bytes_at_once_one_is_new(world: World) -> None:
+    """Both have their bytes checked before either is named."""
+    arrivals = Arrivals(world)
+    arrivals.start("default", 1)
+    arrivals.start("default", 1)
+    await until(lambda: arrivals.num_coming == 2)
+    registered = await arrivals.end()
+    assert {each.adapter.version for each in registered} == {1}
+    assert sorted(each.is_new for each in registered) == [False, True]
 
 
 async def test_two_names_may_share_their_bytes(world: World, bringing: Bringing) -> None:
@@ -147,7 +158,7 @@ class Arrivals:
         self._world = world
         self.num_coming = 0
         self.may_come = asyncio.Event()
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: list[asyncio.Task[Registered]] = []
 
     async def fetch(self, folder: Path) -> None:
         self.num_coming += 1
@@ -163,9 +174,9 @@ class Arrivals:
         )
         self.tasks += map(asyncio.create_task, registering)
 
-    async def end(self) -> None:
+    async def end(self) -> list[Registered]:
         self.may_come.set()
-        await asyncio.gather(*self.tasks)
+        return await asyncio.gather(*self.tasks)
 
 
 @pytest.fixture

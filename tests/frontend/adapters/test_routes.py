@@ -1,6 +1,7 @@
 """/v1/adapters, over a registry and a store that are real and a cluster that is not."""
 
 import io
+import json
 import zipfile
 from typing import Any
 
@@ -70,10 +71,12 @@ async def test_a_source_is_fetched(api: httpx.AsyncClient, fetched: list[str]) -
         ({"name": "x", "uri": ""}, "uri"),
         ({"name": "x", "uri": "s3://b/1", "pin": True}, "pin"),
         ({"name": "x", "uri": "s3://b/1", "pinned": 1}, "pinned"),
+        ({"name": "\ud800", "uri": "s3://b/1"}, "name"),
+        ({"name": "x", "uri": "s3://\ud800"}, "uri"),
     ],
 )
 async def test_a_wrong_body_is_422_and_names_the_field(api: httpx.AsyncClient, body: Any, param: str) -> None:
-    answer = await api.post("/v1/adapters", json=body)
+    answer = await api.post("/v1/adapters", content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code == 422 and answer.json()["error"]["param"] == param
 
 
@@ -120,7 +123,7 @@ async def test_an_invalid_body_is_400(api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/adapters", content=content, headers=headers)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
     answer = await api.post("/v1/adapters", content=b"{", headers={"content-type": "application/json"})
-    message = "the body is not JSON: EOF while parsing an object at line 1 column 1"
+    message = "the body is not JSON: Expecting property name enclosed in double quotes at line 1 column 2"
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
     answer = await api.post("/v1/adapters", content=b" " * (1 << 17), headers={"content-type": "application/json"})
     assert answer.status_code == 413

@@ -36,11 +36,13 @@ async def test_a_web_server(api: httpx.AsyncClient, server: FileServer, status: 
     assert answer.json()["error"]["param"] == ("uri" if told == 400 else None)
 
 
-async def test_a_server_that_is_down(api: httpx.AsyncClient) -> None:
+async def test_a_server_that_refuses_connections(api: httpx.AsyncClient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     answer = await register(api, f"http://127.0.0.1:{port}/a")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "adapter_rejected", "uri")
+    assert f"127.0.0.1:{port}" in error["message"] and "check its host and port" in error["message"]
 
 
 async def test_a_folder_that_is_none(api: httpx.AsyncClient) -> None:

@@ -62,7 +62,7 @@ async def test_a_field_that_is_missing(api: httpx.AsyncClient, body: dict[str, s
 
 async def test_an_unknown_adapter(api: httpx.AsyncClient) -> None:
     answer = await load(api, path="s3://bucket/missing")
-    message = "Loading lora roman failed: No adapter found for s3://bucket/missing"
+    message = "Loading lora roman failed: No adapter found for s3://bucket/missing: there is nothing"
     assert error_of(answer) == (404, "NotFoundError", message)
     answer = await api.post("/v1/unload_lora_adapter", json={"lora_name": "roman"})
     assert error_of(answer) == (404, "NotFoundError", "The lora adapter 'roman' cannot be found.")

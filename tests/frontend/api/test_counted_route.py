@@ -1,6 +1,6 @@
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -41,14 +41,6 @@ CONTENT_TYPES = [
     "application/json/x",
     "",
 ]
-
-
-@pytest.fixture
-def no_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("no_collections")

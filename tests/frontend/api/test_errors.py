@@ -1,3 +1,5 @@
+import asyncio
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -5,11 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
 
 from punica_frontend.api.errors import STATUS, SlowReader, from_wire, invalid_field, status_of
 from punica_serve.errors import AdapterNotFound, ConfigError, PunicaError, RegistryUnavailable, RequestFailed
 from punica_serve.protocol import WireError
 from punica_serve.registry.registry import Registry
+from waits import DEADLINE_S
 
 JSON = {"content-type": "application/json"}
 
@@ -52,7 +56,15 @@ async def test_a_body_that_is_no_object(client: httpx.AsyncClient, content: byte
 async def test_a_field_whose_name_is_no_text(client: httpx.AsyncClient) -> None:
     status, error = await post(client, b'{"prompt": "42", "\\ud800": 1}')
     assert status == 422
-    assert "unicode" in error["message"] and "application/json" not in error["message"]
+    assert error["message"] == ("The name of a field should be valid Unicode, without lone surrogates, got '\\ud800'")
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "cache_salt"])
+async def test_a_lone_surrogate_is_told_in_one_way(client: httpx.AsyncClient, field: str) -> None:
+    status, error = await post(client, json.dumps({"prompt": "42", field: "\ud800"}).encode())
+    assert status == 422
+    assert error["message"].endswith(": Input should be valid Unicode, without lone surrogates, got '\\ud800'")
+    assert error["message"].startswith(f"`{field}")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +139,26 @@ async def test_more_than_one_wrong_field_is_said(client: httpx.AsyncClient) -> N
 async def test_a_misspelt_field_is_said_before_the_one_that_is_missing_for_it(client: httpx.AsyncClient) -> None:
     error = (await client.post("/v1/cluster/drain", json={"gpus": "CPU-1"})).json()["error"]
     assert error["param"] == "gpus"
-    assert error["message"] == "`gpus`: there is no such field; /docs lists all fields (and 1 more)"
+    assert error["message"] == "`gpus`: there is no such field; did you mean `gpu`? /docs lists all fields"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "advice"),
+    [
+        ({"max_token": 4}, "max_token", "did you mean `max_tokens`? /docs lists all fields"),
+        ({"slo": {"first_token": 1.0}}, "slo.first_token", "did you mean `slo.first_token_s`? /docs lists all fields"),
+        ({"guided_json": {}}, "guided_json", "/docs lists all fields"),
+    ],
+)
+async def test_the_nearest_field_is_suggested_for_an_unknown_one(
+    client: httpx.AsyncClient, address: str, fields: dict[str, Any], param: str, advice: str
+) -> None:
+    body = {"prompt": "4", **fields}
+    _, error = await post(client, json.dumps(body).encode())
+    assert (error["param"], error["message"]) == (param, f"`{param}`: there is no such field; {advice}")
+    async with connect(f"ws://{address}/v1/generate/stream", proxy=None) as socket, asyncio.timeout(DEADLINE_S):
+        await socket.send(json.dumps({"op": "generate", "request_id": "1", **body}))
+        assert json.loads(await socket.recv())["error"] == error
 
 
 async def test_values_are_shown_as_json(client: httpx.AsyncClient) -> None:

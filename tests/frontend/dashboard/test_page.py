@@ -45,6 +45,20 @@ async def test_promises_are_shown_once_any_was_judged(tab: Tab, url: str, cluste
     assert "2999 kept, 1 broken" in tiles and "Time per token" not in tiles
 
 
+async def test_cached_pages_are_shown_where_gpus_share_them(tab: Tab, url: str, cluster: EchoCluster) -> None:
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#tiles').textContent.includes('KvCache')")
+    assert "ached" not in await tab.text("#tiles")
+    cluster.prefix_tokens = (1_000, 640)
+    await tab.open(url)
+    await tab.waits_until("document.querySelector('#tiles').textContent.includes('Cached pages40')")
+    tiles = await tab.text("#tiles")
+    assert "Prefix cache hits\n64 %" in tiles and "640 prefill tokens saved" in tiles
+    await tab.page.click("#gpus .gpu-name")
+    await tab.waits_until("document.querySelector('#gpu-panel').textContent.includes('40 cached')")
+    assert not tab.own_errors
+
+
 async def test_a_profile_that_is_wrong_is_shown(tab: Tab, url: str, cluster: EchoCluster) -> None:
     cluster.step_time_ratio = 1.2
     await tab.open(url)

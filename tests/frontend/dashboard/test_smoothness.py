@@ -12,7 +12,7 @@ from wide_cluster import WideCluster
 
 log = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NUM_LOOKS = 30
 #: Main thread time of one update: updates come five times a second.

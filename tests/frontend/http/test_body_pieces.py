@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from punica_frontend.http.body_pieces import piece_writer
 from punica_frontend.http.uvicorn_http import GuardedHttp, _CyclePieces
 from punica_frontend.http.uvicorn_server import EmbeddedServer
-from waits import until
+from waits import DEADLINE_S, until
 
 OPENAI = {"prompt": "42é", "stream": True, "stream_options": {"include_usage": True}}
 NATIVE = {"prompt": "42é", "stream": True}
@@ -117,6 +117,6 @@ async def test_both_ways_send_the_same_bytes(
     client: httpx.AsyncClient, server: EmbeddedServer, listener: socket.socket, path: str, body: dict[str, Any]
 ) -> None:
     host, port = listener.getsockname()
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as direct:
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=DEADLINE_S, trust_env=False) as direct:
         long, short = [await http.post(path, json=body) for http in (client, direct)]
     assert OWN.sub("", long.text) == OWN.sub("", short.text) and "42é" in "".join(TEXT.findall(short.text))

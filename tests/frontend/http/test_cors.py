@@ -11,6 +11,7 @@ from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.frontend_section import FrontendConfig
 from punica_serve.registry.registry import Registry
+from waits import DEADLINE_S
 
 APP = "https://app.example.com"
 OTHER = "https://evil.example"
@@ -84,7 +85,7 @@ class TestKeys:
     async def test_a_websocket_with_a_cookie_is_refused(
         self, server: EmbeddedServer, address: str, secret: str
     ) -> None:
-        async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=DEADLINE_S, trust_env=False) as client:
             login = await client.post("/v1/login", json={"key": secret}, headers={"origin": f"http://{address}"})
         cookie = {"cookie": login.headers["set-cookie"].split(";")[0]}
         url = f"ws://{address}/v1/generate/stream"

@@ -63,6 +63,15 @@ async def test_a_refused_head_ends_the_connection(server: EmbeddedServer, listen
     assert error["code"] == "invalid_request" and "both Content-Length and Transfer-Encoding" in error["message"]
 
 
+@pytest.mark.parametrize("hosts", [b"", b"Host: x\r\nHost: x\r\n"], ids=["none", "two"])
+async def test_a_head_with_another_number_of_hosts_than_one_is_told_so(
+    server: EmbeddedServer, listener: socket.socket, hosts: bytes
+) -> None:
+    head, body = await ask(listener, b"GET /health HTTP/1.1\r\n" + hosts + b"\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert "lacks a Host header or has several" in json.loads(body)["error"]["message"]
+
+
 async def test_a_long_head_within_the_limit(server: EmbeddedServer, listener: socket.socket) -> None:
     padding = b"x" * (MAX_HEADER_BYTES - 1_000)
     head, _ = await ask(

@@ -9,6 +9,7 @@ from websockets.asyncio.client import connect
 
 from punica_frontend.http.startup_server import _refusing
 from punica_frontend.http.uvicorn_server import EmbeddedServer
+from waits import DEADLINE_S
 
 
 def told(answer: httpx.Response) -> tuple[int, str | None, str | None]:
@@ -57,7 +58,7 @@ async def test_no_redirect_names_the_host_that_a_client_sent(client: httpx.Async
 
 
 async def test_before_the_registry_is_there(listener: socket.socket) -> None:
-    async with _refusing(listener, 10), httpx.AsyncClient(trust_env=False) as client:
+    async with _refusing(listener, 10), httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as client:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         health, ping, ready = [await client.get(f"{url}{path}") for path in ("/health/", "/ping/", "/ready/")]
     assert (health.status_code, health.json()) == (200, {"status": "ok"})

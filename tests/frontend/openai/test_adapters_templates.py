@@ -72,7 +72,7 @@ async def test_a_tenant_that_overloads_the_template_of_a_shared_adapter_keeps_no
 ) -> None:
     quadratic = "{% for a in messages[0].content %}{% for b in messages[0].content %}{% endfor %}{% endfor %}4"
     ref = AdapterRef("d2", "/store/d2", 100, {"q_proj": 8})
-    shared = await registry.register("shared", "ours", ref, chat_template=quadratic, by="the test")
+    shared, _ = await registry.register("shared", "ours", ref, chat_template=quadratic, by="the test")
     conversations = Conversations(tokenizer, templates, prompts)
 
     async def ask(content: str, tenant: str) -> list[int]:

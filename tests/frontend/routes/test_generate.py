@@ -204,7 +204,7 @@ async def test_a_later_error_is_an_event(client: httpx.AsyncClient, cluster: Ech
     first, last = events(await generate(client, prompt="42", stream=True))
     assert first["text"] == "4"
     assert (last["error"]["message"], last["error"]["type"]) == ("gave up", "server_error")
-    assert (last["finish_reason"], last["index"]) == ("error", 1)
+    assert (last["finish_reason"], last["index"], last["usage"]) == ("error", 1, None)
 
 
 async def test_an_error_behind_tokens_that_no_reader_was_woken_for_has_their_number(

@@ -50,6 +50,18 @@ async def test_the_shape_of_each_gpus_kv_cache(client: httpx.AsyncClient, model:
     assert line == f'vllm:cache_config_info{{engine="CPU-1",{labels}}} 1'
 
 
+async def test_what_prefix_caching_finds_and_knows(client: httpx.AsyncClient, cluster: EchoCluster) -> None:
+    cluster.prefix_tokens = (1_000, 640)
+    lines = (await client.get("/metrics")).text.splitlines()
+    assert any(line.startswith("vllm:cache_config_info{") and 'enable_prefix_caching="True"' in line for line in lines)
+    for line in (
+        'vllm:prefix_cache_queries_total{model_name="numbers",engine="CPU-1"} 1000',
+        'vllm:prefix_cache_hits_total{model_name="numbers",engine="CPU-1"} 640',
+        'punica_gpu_known_kv_pages{gpu="CPU-1",gpu_name="host/0",runner="host"} 40',
+    ):
+        assert line in lines
+
+
 @pytest.mark.parametrize("body", [b'{"prompt": "7", "top_p": 9}', b"{", b'{"prompt": "' + b"7" * (2 << 20)])
 async def test_a_request_that_no_handler_saw_is_counted_too(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post("/v1/generate", content=body, headers={"content-type": "application/json"})

@@ -124,17 +124,21 @@ MALFORMED: list[tuple[str | bytes, str | None, str | None]] = [
     ('{"op": "generate", "request_id": "x", "prompt": "4", "temperature": NaN}', "x", "temperature"),
     ('{"op": "generate", "request_id": "x", "prompt": "4", "temperature": 1e999}', "x", "temperature"),
     ('{"op": "generate", "request_id": "x", "prompt": "4", "top": 1}', "x", "top"),
-    ('{"op": "generate", "request_id": "x", "prompt": "\\ud800"}', "x", None),
-    ('{"op": "generate", "request_id": "\\ud800", "prompt": "4"}', None, None),
+    ('{"op": "generate", "request_id": "x", "prompt": "\\ud800"}', "x", "prompt"),
+    ('{"op": "generate", "request_id": "\\ud800", "prompt": "4"}', None, "request_id"),
     ('{"op": "generate", "request_id": "x", "prompt": ""}', "x", "prompt"),
     ('{"op": "generate", "request_id": "x", "prompt": "4", "lora_id": "nope"}', "x", "lora_id"),
     ('{"op": "generate", "request_id": "x", "prompt": "4", "format": "xx"}', "x", "format"),
     ('{"op": "cancel", "request_id": "x", "why": "so"}', "x", "why"),
     ('{"op": "cancel", "requestid": "x"}', None, "requestid"),
     ('{"op": "ping", "nonce": 7}', None, "nonce"),
-    ('{"op": "ping", "nonce": "\\ud800"}', None, None),
+    ('{"op": "ping", "nonce": "\\ud800"}', None, "nonce"),
+    ('{"op": "generate", "request_id": "x", "prompt": "4", "stop": ["\\ud800"]}', "x", "stop.0"),
+    ('{"op": "generate", "request_id": "x", "prompt": "4", "lora_id": "\\ud800"}', "x", "lora_id"),
+    ('{"op": "\\ud800", "request_id": "x"}', "x", "op"),
+    ('{"op": "generate", "request_id": "x", "prompt": "4", "\\ud800": 1}', "x", None),
     (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 150}{"]" * 150}}}', "x", "deep"),
-    (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 600}{"]" * 600}}}', "x", None),
+    (f'{{"op": "generate", "request_id": "x", "prompt": "4", "deep": {"[" * 600}{"]" * 600}}}', "x", "deep"),
 ]
 
 
@@ -325,7 +329,7 @@ async def test_a_request_that_fails_fails_alone(
     cluster.failure = RuntimeError("secret") if unexpected else WireError("request_failed", "gave up")
     await send(socket, op="generate", request_id="a", prompt="42")
     last = (await frames_until_end(socket, 1))["a"][-1]
-    assert (last["finish_reason"], last["index"]) == ("error", 1)
+    assert (last["finish_reason"], last["index"], last["usage"]) == ("error", 1, None)
     assert last["error"]["message"] == ("internal error; see the frontend's log" if unexpected else "gave up")
     cluster.failure = None
     await send(socket, op="generate", request_id="a", prompt="7")

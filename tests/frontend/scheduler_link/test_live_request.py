@@ -149,3 +149,14 @@ def test_an_error_leaves_nothing_of_much_that_waits() -> None:
     accept(live, 0, *range(2 * MAX_DELIVERY_BYTES // TOKEN_BYTES))
     live.fail(WireError("slow_reader", "too slow"))
     assert live.take().error and backlog.num_bytes == 0
+
+
+def test_a_reader_that_is_forgotten_is_told_nothing_and_holds_up_no_other() -> None:
+    ready: list[None] = []
+    backlog = Backlog()
+    live = make_live(backlog, lambda: ready.append(None))
+    accept(live, 0, 10)
+    live.take()
+    live.forget_reader()
+    live.end(Ending(1, 1, "length"))
+    assert len(ready) == 1 and backlog.num_bytes == 0

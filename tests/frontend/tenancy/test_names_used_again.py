@@ -3,8 +3,11 @@
 import httpx
 import pytest
 
+from echo_cluster import EchoCluster
 from punica_frontend.dependencies import AppDependencies
 from punica_frontend.tenancy.usage_writer import UsageWriter
+from punica_serve.paging.prefix_hash import hints_of
+from punica_serve.protocol import PrefixCaching
 from tenant_keys import ClientOf, Keys
 
 
@@ -39,6 +42,21 @@ async def test_the_second_sees_no_usage_and_no_adapters_of_the_first(
     assert (await user.get("/v1/adapters/latin")).status_code == 404
     assert [card["name"] for card in (await user.get("/v1/adapters")).json()["data"]] == ["roman"]
     assert (await user.get("/v1/usage", params={"tenant_id": first_id})).status_code == 403
+
+
+@pytest.mark.parametrize("salt", [{}, {"cache_salt": "acme"}])
+async def test_the_second_shares_no_cached_page_of_the_first(
+    admin: httpx.AsyncClient, client_of: ClientOf, keys: Keys, cluster: EchoCluster, salt: dict[str, str]
+) -> None:
+    """Pages are found by the tenant's id, which no other tenant gets."""
+    body = {"prompt": "42" * 10, **salt}
+    await client_of(keys.acme).post("/v1/generate", json=body)
+    first_id, user = await made_again(admin, keys, client_of)
+    await user.post("/v1/generate", json=body)
+    first, second = cluster.requests
+    assert first.tenant_id == first_id != second.tenant_id and first.prompt_ids == second.prompt_ids
+    found = [set(hints_of(each, PrefixCaching("model"), 4, each.prompt_ids)) for each in cluster.requests]
+    assert all(found) and not found[0] & found[1]
 
 
 async def test_administrators_read_the_first_by_its_id(

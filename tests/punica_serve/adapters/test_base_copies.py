@@ -18,6 +18,7 @@ from punica_serve.errors import AdapterRejected
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WEIGHTS = "adapter_model.safetensors"
 COPY = "base_model.model.lm_head.base_layer.weight"
+PLAIN = "base_model.model.model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["own head", "tied head"])
@@ -40,6 +41,30 @@ def test_copies_that_are_equal_are_left_out(base: Path, adapter: Path) -> None:
     assert {module for _, module in loaded.pairs} == {"lm_head", "embed_tokens", "q_proj"}
 
 
+@pytest.fixture
+def plain(base: Path, tmp_path: Path) -> Path:
+    """Of attention alone, saved with the embeddings, as trainers do that have added tokens."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    peft = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    peft.save_pretrained(tmp_path / "plain", save_embedding_layers=True)
+    return tmp_path / "plain"
+
+
+def test_copies_of_what_is_not_updated_are_left_out(base: Path, plain: Path) -> None:
+    assert PLAIN in load_file(plain / WEIGHTS)
+    model = read_model_config(base)
+    loaded = load_adapter(read_adapter(plain, model), model)
+    assert {module for _, module in loaded.pairs} == {"q_proj"}
+
+
+def test_a_vocabulary_of_another_size_is_refused(base: Path, plain: Path) -> None:
+    stored = load_file(plain / WEIGHTS)
+    save_file({**stored, PLAIN: torch.zeros(99, 32)}, plain / WEIGHTS)
+    with pytest.raises(AdapterRejected, match=r"has shape \[99, 32\], and the base model's has \[97, 32\]") as caught:
+        read_adapter(plain, read_model_config(base))
+    assert caught.value.param == PLAIN
+
+
 def test_a_copy_of_another_dtype_is_compared_by_its_numbers(base: Path, adapter: Path, tmp_path: Path) -> None:
     rounded = shutil.copytree(base, tmp_path / "rounded")
     tensors = {name: tensor.bfloat16().float() for name, tensor in load_file(base / "model.safetensors").items()}
@@ -56,7 +81,7 @@ def test_a_copy_that_was_trained_is_refused(base: Path, adapter: Path) -> None:
     save_file(stored, adapter / WEIGHTS)
     with pytest.raises(AdapterRejected, match=r"copy of the base model's lm_head, but differs from it") as caught:
         read_adapter(adapter, read_model_config(base))
-    assert caught.value.param == "lm_head.base_layer.weight"
+    assert caught.value.param == COPY
 
 
 def test_a_copy_of_a_base_that_is_not_there_is_refused(base: Path, adapter: Path, tmp_path: Path) -> None:

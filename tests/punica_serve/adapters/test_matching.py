@@ -138,6 +138,13 @@ def test_names_of_other_modules_are_refused(model: ModelConfig, name: str, path:
     assert caught.value.param == "target_modules"
 
 
+@pytest.mark.parametrize("norm", ["pre_feedforward_layernorm", "self_attn.q_norm"])
+def test_norms_that_only_the_base_has_are_refused_as_well(norm: str) -> None:
+    gemma = tiny_config(qk_norm=True, is_gemma=True, norms_behind_blocks=True)
+    with pytest.raises(AdapterRejected, match=rf"matches `model\.layers\.0\.{norm}`, which is no linear module"):
+        targets_of(PeftConfig(target_modules=("q_proj", norm)), gemma)
+
+
 @pytest.mark.parametrize("name", ["foo", "proj", "", "model.layers.2.self_attn.q_proj"])
 def test_names_that_the_base_lacks_are_warned_of(model: ModelConfig, name: str) -> None:
     matches = match_targets(PeftConfig(target_modules=("q_proj", name)), base_modules(model))

@@ -109,18 +109,16 @@ def test_says_what_matching_in_this_process_says(fields: dict[str, Any]) -> None
 
 
 def test_other_threads_go_on_meanwhile() -> None:
-    """The event loop of a frontend is such a thread. The limit is the worker's own."""
-    gaps_s = [0.0]
-    ended = threading.Event()
+    """The event loop of a frontend is such a thread: nothing holds the interpreter. The limit is the worker's own."""
+    num_ticks, ended = 0, threading.Event()
 
     def tick() -> None:
-        before_s = time.monotonic()
+        nonlocal num_ticks
         while not ended.wait(0.001):
-            now_s = time.monotonic()
-            gaps_s.append(now_s - before_s)
-            before_s = now_s
+            num_ticks += 1
 
     ticking = threading.Thread(target=tick)
+    before_s = time.thread_time()  # not the clock: a busy machine stops threads too
     ticking.start()
     try:
         with pytest.raises(AdapterRejected, match="takes too long"):
@@ -128,8 +126,8 @@ def test_other_threads_go_on_meanwhile() -> None:
     finally:
         ended.set()
         ticking.join()
-    assert len(gaps_s) > 100
-    assert max(gaps_s) < sum(gaps_s) / 4
+    assert num_ticks > 100
+    assert time.thread_time() - before_s < MAX_CPU_S / 4, "the matching is another process's"
 
 
 def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +139,15 @@ def test_an_expression_that_takes_too_much_memory_is_refused_by_name(monkeypatch
 
 
 def test_a_worker_beyond_the_deadline_is_killed_and_its_field_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pattern_process, "MAX_WALL_S", 0.6)
-    with pytest.raises(AdapterRejected, match="`exclude_modules` takes too long"):
-        match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), LARGE)
+    """A busy machine may take longer than the first deadlines to start it, and to come to that field."""
+    monkeypatch.setattr(pattern_process, "_COMMAND", _worker_with("MAX_CPU_S = 1e3"))
+    deadlines_s, param = iter((0.6, 2.4, 9.6, 38.4)), None
+    while param != "exclude_modules":
+        monkeypatch.setattr(pattern_process, "MAX_WALL_S", next(deadlines_s))
+        with pytest.raises((AdapterRejected, StoreUnavailable)) as caught:
+            match_in_process(PeftConfig(target_modules=SEVEN, exclude_modules=r"(.|..)*!"), LARGE)
+        param = caught.value.param
+    assert "`exclude_modules` takes too long" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ def test_generation_config_sets_the_defaults(write: Callable[..., Path]) -> None
         {"layer_types": ["full_attention"] * 2, "is_causal": True, "per_layer_config": {}},
         {"head_dim": None, "num_key_value_heads": None, "pretraining_tp": 2, "quantization_config": None},
         {"dtype": "float32", "torch_dtype": "float16"},
+        {"logit_scale": 1, "embedding_multiplier": 1.0, "num_experts": 0, "use_qk_norm": False, "clip_qkv": None},
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": None},
     ],
 )
 def test_what_asks_for_nothing_else_is_served_the_same(write: Callable[..., Path], changes: dict[str, Any]) -> None:
@@ -141,6 +143,20 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
             },
             "`sliding_window` is None, though `layer_types` has layers that slide",
         ),
+        (
+            {"model_type": "qwen3", "num_key_value_heads": 2, "rope_parameters": {"full_attention": LLAMA3}},
+            "`rope_parameters.full_attention` is an object; numbers for all layers alike are implemented here",
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_scaling": {"full_attention": LLAMA3}},
+            "`rope_scaling.full_attention` is an object; numbers for all layers",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
+            "`rope_parameters.llama_4_scaling_beta` is 0.1; only a scaling without it",
+        ),
+        ({"model_type": "gemma", "hidden_activation": "gelu"}, "`hidden_activation` is 'gelu'; only 'gelu_pytorch_tan"),
+        ({"model_type": "gemma", "final_logit_softcapping": 30.0}, "`final_logit_softcapping` is 30.0, by which other"),
         ({"model_type": "gemma2", "attn_logit_softcapping": 0}, "`attn_logit_softcapping` is not valid: .* > 0"),
         ({"model_type": "gemma2", "hidden_activation": "relu"}, "`hidden_activation` is 'relu'; only 'gelu_pytorch_t"),
         ({"model_type": "gemma2", "layer_types": ["other", "full_attention"]}, r"`layer_types` is \['other', 'full_at"),
@@ -168,6 +184,15 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
             "`attention_bias` is True; only False is implemented; take another base model",
         ),
         ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
+        (
+            {"logits_scaling": 8.0},
+            "`logits_scaling` is 8.0, by which other models compute and LlamaForCausalLM does not; take another base",
+        ),
+        ({"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0, by which other models"),
+        ({"num_local_experts": 8}, "`num_local_experts` is 8, by which"),
+        ({"use_qk_norm": True}, "`use_qk_norm` is True, by which .* or delete the field if the weights were trained"),
+        ({"dual_chunk_attention_config": {"chunk_size": 9}}, "`dual_chunk_attention_config` is "),
+        ({"compression_config": {"format": "x"}}, "`compression_config` is set; quantized weights are not"),
         ({"attention_bias": True}, "`attention_bias` is True"),
         ({"quantization_config": {"bits": 4}}, "`quantization_config`"),
         ({"sliding_window": 511}, "`sliding_window` is 511; only None, or max_position_embeddings and more"),

@@ -50,6 +50,9 @@ REFUSED_BY_DESIGN = {
 @example(file={**SHAPE, "rope_scaling": {"type": "yarn", "factor": 4.0}})
 @example(file={**SHAPE, "rope_parameters": {**YARN, "truncate": False, "beta_fast": 16, "beta_slow": 2.0}})
 @example(file={**SHAPE, "rope_parameters": {**YARN, "attention_factor": 1.5, "rope_theta": 1e6}})
+@example(file={**SHAPE, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5}})
+@example(file={**SHAPE, "rope_parameters": {**YARN, "mscale": 0.7, "attention_factor": 1.5}})
+@example(file={**SHAPE, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attn_factor": 1}})
 @example(file={**SHAPE, "rope_parameters": {**YARN, "beta_fast": 1.0}})
 @example(file={**SHAPE, "rope_theta": None, "rope_parameters": {"rope_theta": 500.0}})
 @example(file={**SHAPE, "rope_scaling": {}, "rope_parameters": {"type": "linear", "factor": 2.0}})
@@ -136,7 +139,8 @@ def test_longrope_that_is_half_said_is_refused_by_field(tmp_path: Path, changes:
             {"rope_scaling": {**LLAMA3, "partial_rotary_factor": 0.5}},
             r"`rope_scaling\.partial_rotary_factor` is 0\.5; only 1 is implemented",
         ),
-        ({"rope_scaling": {**YARN, "mscale": 0.7}}, r"`rope_scaling\.mscale` is 0\.7; only a scaling without it"),
+        ({"rope_scaling": {**YARN, "mscale": 0.7}}, r"`rope_scaling\.mscale_all_dim` is missing"),
+        ({"rope_scaling": {**YARN, "attn_factor": 0.88}}, r"`rope_scaling\.attn_factor` is 0\.88, which .* ignores"),
         ({"rope_scaling": {**YARN, "rope_theta": 1}}, r"`rope_theta` is 1\.0; 'yarn' needs one above 1"),
         ({"rope_scaling": {**YARN, "beta_fast": 0}}, r"`rope_scaling\.beta_fast` is not valid"),
         ({"partial_rotary_factor": 0.5}, r"`partial_rotary_factor` is 0\.5; only 1 is implemented"),

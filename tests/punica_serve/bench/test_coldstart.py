@@ -1,6 +1,7 @@
 """Cold and warm streams on a tiny model: who arrives, who is counted, and what it leaves behind."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,13 @@ SETTINGS = ColdstartSettings(
 
 
 @pytest.fixture(scope="module")
-def subject(tiny_llama: Path) -> Subject:
-    config = EngineConfig(model=tiny_llama, dtype="float32", num_kv_pages=128, num_lora_pages=1, cpu_threads=1)
+def subject(make_llama: Callable[..., Path]) -> Subject:
+    """Requests beside a stream decode on while a busy machine brings adapters from a store."""
+    return _subject(make_llama(max_position_embeddings=8192), num_kv_pages=2048)
+
+
+def _subject(model: Path, num_kv_pages: int) -> Subject:
+    config = EngineConfig(model=model, dtype="float32", num_kv_pages=num_kv_pages, num_lora_pages=1, cpu_threads=1)
     return Subject.of(config, "cpu")
 
 
@@ -97,9 +103,9 @@ def test_an_adapter_that_is_not_there_is_not_called_warm(subject: Subject, monke
         run(subject, SETTINGS, Progress(disable=True))
 
 
-def test_warm_requests_must_outlast_the_stream(subject: Subject) -> None:
+def test_warm_requests_must_outlast_the_stream(tiny_llama: Path) -> None:
     with pytest.raises(RequestFailed, match="a warm request ended before the stream"):
-        run(subject, replace(SETTINGS, gap_s=5.0), Progress(disable=True))
+        run(_subject(tiny_llama, num_kv_pages=128), replace(SETTINGS, gap_s=5.0), Progress(disable=True))
 
 
 def test_it_leaves_tables_json_and_a_picture(

@@ -37,9 +37,13 @@ def test_a_played_gpu_ends_a_request_with_its_last_token() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells of processes")
-@pytest.mark.parametrize(("api", "num_connections"), [("websocket", 4), ("http", 8), ("chat", 8), ("generate", 8)])
-def test_a_small_load_is_measured(api: StreamApi, num_connections: int) -> None:
-    report = run(replace(SETTINGS, api=api), Progress())
+@pytest.mark.parametrize(
+    ("api", "num_connections", "num_adapters"),
+    [("websocket", 4, 3), ("http", 8, 3), ("http", 8, 0), ("chat", 8, 3), ("generate", 8, 3)],
+)
+def test_a_small_load_is_measured(api: StreamApi, num_connections: int, num_adapters: int) -> None:
+    report = run(replace(SETTINGS, api=api, num_adapters=num_adapters), Progress())
     (row,) = report.tables[0].records
     assert (row.pop("api"), row["num_connections"], row["num_requests"]) == (api, num_connections, 8)
+    assert row.pop("num_adapters") == num_adapters
     assert all(isinstance(value, int | float) and value > 0 for value in row.values())

@@ -1,4 +1,4 @@
-"""What a host tells of its memory, disk and processors."""
+"""The figures that a host tells of its memory, disk and processors."""
 
 import os
 from pathlib import Path

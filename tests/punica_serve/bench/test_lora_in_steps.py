@@ -12,7 +12,7 @@ def steps(*rows: tuple[str, float, float | None, float | None]) -> TableData:
     return TableData("steps", "", tuple(Column(key, key) for key in _KEYS), rows)
 
 
-#: Of one H100 with at most 128 requests in a step.
+#: Measured on one H100 with at most 128 requests in a step.
 MEASURED = steps(("distinct", 10.06, 8.66, 1.17), ("identical", 8.49, 6.94, 1.23), ("backbone", 8.06, 6.91, 1.17))
 
 

@@ -48,6 +48,7 @@ LAYER_SIZES = LayerSettings(
     context_lengths=(64,),
     batch_sizes=(1, 4),
     projection_batch_sizes=(4,),
+    part_batch_sizes=(4, 128),
     prompt_lengths=(96,),
     num_layers=2,
     num_replays=2,
@@ -57,6 +58,10 @@ LAYER_SIZES = LayerSettings(
 def test_layer() -> None:
     report = layer.run(replace(LAYER_SIZES, models=(MODEL,)), tuple(LayerSection), "cuda:0", Progress(disable=True))
     assert not report.failures and len(report.tables) == len(LayerSection)
+    parts = next(table for table in report.tables if table.name == "lora_parts")
+    assert all(record["shrink_us"] and record["activation_us"] for record in parts.records)
+    # From 128 decodes on the activation expands.
+    assert [record["expand_gate_up_us"] is None for record in parts.records] == [False] * 4 + [True] * 2
 
 
 def write_model(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.bench.batching import BatchingMeasured, DecodeTime
 from punica_serve.bench.profile import decode_times, measure_profile
 from punica_serve.bench.subject import Subject
@@ -12,7 +13,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.performance.lora_fit import fit_lora
 from punica_serve.performance.lora_load import LoraLoad
-from punica_serve.performance.profile import load_profile, write_profile
+from punica_serve.performance.profile import ModelShape, load_profile, write_profile
 from punica_serve.performance.step_time import StepTimeModel
 
 
@@ -32,6 +33,17 @@ def test_a_measured_profile_can_be_read_again(tiny_llama: Path, tmp_path: Path) 
     assert {sample.num_rows for sample in measured.samples} == {1, 2}
     assert fit_lora(measured.samples) == measured.fit
     assert StepTimeModel(profile).step_s(64, 2, 128, LoraLoad(2, 8, 4, 8)) > 0
+
+
+@pytest.mark.slow
+def test_so_can_that_of_a_group(tiny_llama: Path) -> None:
+    """Each part has a process of its own: a process that was in a group can't be in another one that maps memory."""
+    config = EngineConfig(model=tiny_llama, dtype="float32", max_batch_size=1, cpu_threads=1, num_kv_pages=32)
+    subject = Subject.of_group(config, "cpu,cpu")
+    profile = measure_profile(subject, 4, Progress(disable=True)).profile
+    assert (profile.group_size, profile.model) == (2, ModelShape.of(read_model_config(tiny_llama)))
+    assert profile.name == f"cpu, {subject.model.name}, group of 2 in float32"
+    assert profile.decode.ms[0][0] > 0 and profile.adapter_load.gb_per_s > 0
 
 
 @pytest.mark.parametrize("settings", [{"num_kv_pages": 64, "max_context": 100}, {"num_kv_pages": 6}])

@@ -1,8 +1,11 @@
 """Random adapters in bulk: what the engine finds in its host cache, and what PEFT finds in the folders."""
 
 import errno
+import os
+import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,3 +105,31 @@ def test_files_have_a_folder_of_their_own_for_a_while(tmp_path: Path) -> None:
     assert parent.is_dir() and not list(parent.iterdir())
     with adapter_files(None) as folder:
         assert folder.is_dir() and tmp_path not in folder.parents
+
+
+def test_files_that_are_still_written_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was closed may keep a packed form that it has begun."""
+    rmtree, written = shutil.rmtree, iter(("packed", "incoming"))
+
+    def remove(path: Path, **options: Any) -> None:
+        rmtree(path, **options)
+        if (name := next(written, None)) is not None:
+            (Path(path) / name).mkdir(parents=True)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    with adapter_files(tmp_path) as folder:
+        (folder / "adapter").write_text("bytes")
+    assert next(written, None) is None and not list(tmp_path.iterdir())
+
+
+def test_files_that_can_not_be_removed_cost_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_adapters, "_LAST_WRITE_S", 0.1)
+    monkeypatch.setattr(os, "rmdir", _refuse)
+    monkeypatch.setattr(os, "unlink", _refuse)
+    with adapter_files(tmp_path) as folder:
+        (folder / "adapter").write_text("bytes")
+    assert (folder / "adapter").exists()
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import known_implementations
 
 from blank_weights import write_blank_weights
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -154,6 +155,45 @@ def test_a_store_folder_that_cannot_be_written_is_refused(cli: Cli, write_config
         exit_code, _, stderr = cli("config", "check", str(write_config(**settings)))
         assert exit_code == 2 and "`store.url` " in stderr and "is not a folder that can be written to: " in stderr
     assert cli("config", "check", str(write_config(store={"url": "memory://adapters"})))[0] == 0
+
+
+def test_a_store_whose_package_is_not_installed_is_refused(
+    cli: Cli, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = {"class": "no_such_package.FileSystem", "err": "Install no_such_package to read it"}
+    monkeypatch.setitem(known_implementations, "lacking", lacking)
+    exit_code, _, stderr = cli("config", "check", str(write_config(store={"url": "lacking://bucket/x"})))
+    assert exit_code == 2
+    assert "`store.url`: lacking:// needs a package that is not installed: Install no_such_package" in stderr
+
+
+@pytest.mark.parametrize(
+    ("store", "setting"),
+    [
+        ({"options": {"client_kwargs": {"secret": {"env": "NO_SUCH_KEY"}}}}, "store.options"),
+        (
+            {"sources": {"credentials": {"s3://team/": {"key": {"env": "NO_SUCH_KEY"}}}}},
+            "store.sources.credentials.s3://team/",
+        ),
+    ],
+)
+def test_a_secret_that_is_not_set_is_refused(
+    cli: Cli, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, store: dict[str, Any], setting: str
+) -> None:
+    path = str(write_config(store={"url": "memory://adapters", **store}))
+    exit_code, _, stderr = cli("config", "check", path)
+    assert exit_code == 2
+    assert f"`{setting}` needs the environment variable NO_SUCH_KEY, which is not set; set it" in stderr
+    monkeypatch.setenv("NO_SUCH_KEY", "is there")
+    assert cli("config", "check", path)[0] == 0
+
+
+def test_a_secrets_file_lies_beside_the_config(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
+    path = str(write_config(store={"url": "memory://adapters", "options": {"secret": {"file": "s3-secret"}}}))
+    exit_code, _, stderr = cli("config", "check", path)
+    assert exit_code == 2 and f"`store.options` needs the file {tmp_path / 's3-secret'}, which can't be read" in stderr
+    (tmp_path / "s3-secret").write_text("is there")
+    assert cli("config", "check", path)[0] == 0
 
 
 def test_flashinfer_on_a_cpu_is_refused(cli: Cli, write_config: WriteConfig, model_folder: Path) -> None:

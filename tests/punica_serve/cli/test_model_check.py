@@ -21,7 +21,10 @@ def test_a_config_json_alone_says_what_fits_a_gpu(cli: Cli) -> None:
     assert "adapters may have ranks to 128 (`engine.max_lora_rank`) and update q_proj," in stdout
     assert "adapters of embed_tokens and lm_head need `engine.lora_vocabulary: true`" in stdout
     assert "no weights and no tokenizer are in " in stdout and "so `up` would refuse it" in stdout
-    assert "requests in a step: 32\nadapters of rank 16 on the GPU at once: 32\n" in stdout
+    assert (
+        "requests in a step: 32\nprompts in a step: 1, 512 tokens of them\nadapters of rank 16 on the GPU at once: 32\n"
+        in stdout
+    )
     assert "requests of the longest, 32,768" in stdout
 
 
@@ -36,6 +39,14 @@ def test_the_name_of_a_known_shape_says_that_up_would_refuse_it(cli: Cli) -> Non
     exit_code, stdout, _ = cli("config", "check", "--model", "shape:qwen-2.5-7b", "--gpu", "h200")
     assert exit_code == 0
     assert "would be served: 7,615,616,512 weights" in stdout and "so `up` would refuse it" in stdout
+
+
+def test_a_model_that_also_sees_images_is_served_as_text(cli: Cli, tmp_path: Path) -> None:
+    told = "it is served as text: the weights for images are not read, and requests with images are refused"
+    text = json.loads((shape_folder("gemma-3-12b") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    assert told in cli("config", "check", str(tmp_path))[1]
+    assert told not in cli("config", "check", "shape:gemma-3-12b")[1]
 
 
 @pytest.mark.parametrize("given", ["demo:nothing", "~nobody-here/model"])

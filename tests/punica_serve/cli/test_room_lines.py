@@ -1,4 +1,4 @@
-"""What `config check` says of settings that are `auto`, and what limits them."""
+"""The lines of `config check` about settings that are `auto`, and what limits them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +31,22 @@ def test_auto_is_told_as_numbers_with_the_setting_that_limits_them(check: Check)
     assert "requests in a step: 128, limited by target_step_ms; a GPU may have memory for fewer" in lines
     assert "adapters of rank 16 on a GPU at once: 128; it may have memory for fewer" in lines
     assert "adapters of rank 16 in host memory: 512, 38.12 GiB; a host may have memory for fewer" in lines
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"max_batch_size": 32}, "1, 512"),
+        ({"max_batch_size": "auto"}, "4, 512"),
+        ({"max_batch_size": 256, "prefill_budget_tokens": 2048}, "8, 2,048"),
+        ({"max_batch_size": 256, "max_prefills": 3}, "3, 512"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--gpu", "h200"]])
+def test_prompts_share_the_budget_of_a_step(
+    check: Check, engine: dict[str, Any], expected: str, options: list[str]
+) -> None:
+    assert f"prompts in a step: {expected} tokens of them" in check(*options, **engine)
 
 
 def test_the_steps_by_which_auto_chooses_are_told(check: Check) -> None:

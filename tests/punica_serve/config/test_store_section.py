@@ -34,11 +34,18 @@ def test_sources(tmp_path: Path) -> None:
         ({"allowed": ["bucket/team"]}, "must begin with a scheme"),
         ({"credentials": {"bucket": {}}}, "must begin with a scheme"),
         ({"private_networks": ["10.1.0.0/99"]}, "10.1.0.0/99"),
+        ({"credentials": {"s3://b/": {"key": {"env": 5}}}}, "{env: 5} must have the name of an environment variable"),
+        ({"credentials": {"s3://b/": {"deep": {"key": {"file": None}}}}}, "{file: None} must have a path"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, sources: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(tmp_path, sources=sources)
+
+
+def test_secrets_files_are_relative_to_the_config(tmp_path: Path) -> None:
+    config = parse(tmp_path, options={"deep": {"secret": {"file": "s3-secret"}}, "key": {"env": "K"}})
+    assert config.store.options == {"deep": {"secret": {"file": str(tmp_path / "s3-secret")}}, "key": {"env": "K"}}
 
 
 def test_a_folder_of_nobody_is_refused(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class _LateRunner(CpuRunner):
             sequence: sampled.token_id if sampled else 0
             for sequence, sampled in zip(plan.sampled, sampled_tokens, strict=True)
         }
-        self._steps = (*self._steps[-1:], _LateStep(sampled_tokens, launched.marks_ns))
+        self._steps = (*self._steps[-1:], _LateStep(sampled_tokens, launched.phases_ns))
         return self._steps[-1]
 
     def _build_rows(self, plan: StepPlan, device: torch.device) -> StepRows:

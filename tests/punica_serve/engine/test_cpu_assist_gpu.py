@@ -96,8 +96,8 @@ def _cold(engine: Engine, refs: list[AdapterRef]) -> Engine:
 
 
 def _assist(engine: Engine) -> CpuAssist:
-    assert engine._assist is not None
-    return engine._assist
+    assert engine._opening.tiers.assist is not None
+    return engine._opening.tiers.assist
 
 
 def _pool(engine: Engine) -> ProcessPool:

@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"sliding_window": 40, "max_window_layers": 1},
     },
     "qwen3": {"num_attention_heads": 4, "head_dim": 128},
+    "gemma": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256},
     "gemma2": {
         **{"num_attention_heads": 2, "head_dim": 256, "query_pre_attn_scalar": 224, "sliding_window": 41},
         **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

@@ -243,17 +243,20 @@ def test_a_launch_waits_for_a_request_that_it_has_room_for_and_for_none_else(
 def test_the_clock_learns_whether_launches_were_late(
     make_overlapped: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One behind another step is late if that has ended by then. The first one finds the device idle."""
-    told: list[bool] = []
-    monkeypatch.setattr(StepClock, "launched", lambda clock, forecast, *, is_late: told.append(is_late))
+    """One behind another step is late if that had ended before. The first one finds the device idle."""
+    told: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        StepClock, "launched", lambda clock, forecast, *, is_late, has_ended: told.append((is_late, has_ended))
+    )
     engine = make_overlapped()
-    engine.add(_request("a", max_tokens=4))
-    for has_ended in (True, False):
-        engine.step()
-        assert engine._in_flight is not None
-        monkeypatch.setattr(type(engine._in_flight.step), "has_ended", has_ended)
+    engine.add(_request("a", max_tokens=5))
     engine.step()
-    assert told == [True, False]
+    assert engine._in_flight is not None and not told
+    for is_late, has_ended in ((True, True), (False, True), (False, False)):
+        monkeypatch.setattr(type(engine._in_flight.step), "is_late", is_late)
+        monkeypatch.setattr(type(engine._in_flight.step), "has_ended", has_ended)
+        engine.step()
+    assert told == [(True, True), (False, True), (False, False)]
 
 
 def test_a_request_that_comes_while_a_launch_waits_is_in_that_step(

@@ -86,6 +86,7 @@ BASES: dict[str, dict[str, Any]] = {
         **{"max_position_embeddings": 64, "original_max_position_embeddings": 20},
         "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [3.0, 7.0]},
     },
+    "gemma": {"model_type": "gemma", "head_dim": 16, "num_key_value_heads": 1},
     "gemma2": {
         "model_type": "gemma2",
         **{"sliding_window": 6, "head_dim": 16, "query_pre_attn_scalar": 24},

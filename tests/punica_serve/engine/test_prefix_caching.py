@@ -235,7 +235,9 @@ def test_without_it_nothing_is_kept(make_engine: MakeEngine) -> None:
 # ------------------------------------------------------------------ any history
 
 _PROMPTS = (SYSTEM[:3], SYSTEM[:8], SYSTEM, (*SYSTEM[:13], 60, 61, 62, 63, 64), (*SYSTEM, 70), SYSTEM[5:12])
-_DEEDS = st.lists(st.tuples(st.sampled_from(["add", "add", "cancel", "step", "step"]), st.integers(0, 99)), max_size=40)
+_DEEDS = st.lists(
+    st.tuples(st.sampled_from([*["add"] * 8, *["cancel"] * 4, *["step"] * 8, "kill"]), st.integers(0, 99)), max_size=40
+)
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +274,7 @@ _ON_A_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(600
 @pytest.mark.parametrize("device", ["cpu", "overlapped", _ON_A_GPU])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(deeds=[("add", number) for number in range(18)], num_pages=14)
+@example(deeds=[*(("add", n) for n in range(9)), *[("step", 0)] * 9, ("kill", 0), *[("step", 0)] * 3], num_pages=14)
 @given(deeds=_DEEDS, num_pages=st.integers(9, 24))
 def test_any_history_gives_the_tokens_of_no_caching(
     request: pytest.FixtureRequest,
@@ -284,13 +287,17 @@ def test_any_history_gives_the_tokens_of_no_caching(
 ) -> None:
     if device == "overlapped":
         request.getfixturevalue("overlapped")
-    engine = make_engine(
-        device="cuda" if device == "cuda" else "cpu",
-        prefix_caching=True,
-        num_kv_pages=num_pages,
-        max_batch_size=4,
-        prefill_budget_tokens=random.Random(num_pages).choice((3, 8, 64)),
-    )
+
+    def new_engine() -> Engine:
+        return make_engine(
+            device="cuda" if device == "cuda" else "cpu",
+            prefix_caching=True,
+            num_kv_pages=num_pages,
+            max_batch_size=4,
+            prefill_budget_tokens=random.Random(num_pages).choice((3, 8, 64)),
+        )
+
+    engine = new_engine()
     streams: dict[str, list[int]] = {}
     inside: dict[str, Request] = {}
     for deed, number in [*deeds, *[("step", 0)] * 400]:
@@ -303,6 +310,11 @@ def test_any_history_gives_the_tokens_of_no_caching(
         elif deed == "cancel":
             engine.cancel(chosen.request_id)
             inside.pop(chosen.request_id, None)
+        elif deed == "kill":  # what its last step may have drawn was never told
+            engine = new_engine()
+            for request_id, moved in inside.items():
+                inside[request_id] = replace(moved, generated_ids=tuple(streams[request_id]))
+                engine.add(inside[request_id])
         elif deed == "step" and engine.num_requests:
             output = engine.step()
             _account(output, streams)

@@ -100,10 +100,13 @@ def test_a_rank_knows_the_tokens_that_its_leader_does_not(
             frames.put(command_frame(StopRank()))
             engine.close()
 
+    launched: list[int] = []
+
     def follow(collectives: Collectives) -> None:
         clock = StartClock()
         parts = EngineParts.make(config, torch.device("cpu"), Joining.done(collectives), alone, ExitStack(), clock)
-        rank = RankEngine(config, parts, replies.put, clock, open_early(config, parts.device, collectives.rank))
+        host_memory = open_early(config, parts.device, collectives.rank)
+        rank = RankEngine(config, parts, replies.put, clock, host_memory, on_launch=launched.append)
         goes_on = True
         while goes_on:
             frame = read_frame(frames.get(timeout=_DEADLINE_S))
@@ -116,5 +119,5 @@ def test_a_rank_knows_the_tokens_that_its_leader_does_not(
         rank.close()
 
     answers, _ = run_ranks(2, lambda own: follow(own) if own.rank.index else lead(own))
-    assert answers is not None
+    assert answers is not None and launched == sorted(launched)
     assert_same(answers, expected)

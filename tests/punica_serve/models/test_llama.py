@@ -117,8 +117,14 @@ _DELTA_PLACE = {"add_rms_norm": 5, "sum_parts": 2, "rotary_append": 8, "silu_and
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"qkv_bias": True}, {"qk_norm": True}, {"qk_norm": True, "is_gemma": True}],
-    ids=["llama", "qwen2", "qwen3", "gemma3"],
+    [
+        {},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+        {"is_gemma": True},
+        {"qk_norm": True, "is_gemma": True, "norms_behind_blocks": True},
+    ],
+    ids=["llama", "qwen2", "qwen3", "gemma", "gemma3"],
 )
 @pytest.mark.parametrize(("with_lora", "layer"), [(False, BASE_LAYER), (True, LORA_LAYER)])
 def test_a_layer_is_these_launches(

@@ -44,6 +44,14 @@ def test_one_prompt_may_be_text_or_token_ids(llm: LLM) -> None:
     assert text == ids == bare
 
 
+def test_a_prompt_that_begins_as_an_earlier_one_is_told_how_much_it_found(llm: LLM) -> None:
+    system = "a prompt that many others begin with too"
+    first, second = llm.generate([f"{system} one", f"{system} two"], "x", PARAMS, progress=False)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32)
+    (other,) = llm.generate(f"{system} two", "y", PARAMS, progress=False)
+    assert other.num_cached_tokens == 0, "an adapter's pages are its own"
+
+
 def test_more_prompts_than_a_batch_holds(llm: LLM) -> None:
     answers = llm.generate([f"{n}" for n in range(80)], ["x", "y", "z", None] * 20, PARAMS, progress=False)
     assert all(answer.finish_reason == "length" for answer in answers)

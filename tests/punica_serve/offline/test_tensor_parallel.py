@@ -13,9 +13,12 @@ import pytest
 
 from process_tree import alive, command_line, descendants
 from punica_serve import LLM
+from punica_serve.adapters.random_adapter import write_random_adapter
+from punica_serve.base_model.config_json import read_model_config
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine import group_start
 from punica_serve.engine.engine import Engine
+from punica_serve.engine.launch_lead import LaunchMargin
 from punica_serve.engine.ranks.group_settings import GroupSettings
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.errors import ConfigError, ModelRejected
@@ -67,6 +70,8 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
         lags_us = llm.engine.launch_lags_us()
         assert min(map(len, lags_us.values())) > 10
         assert all(abs(lag_us) < 1e6 for lag_us in chain(*lags_us.values())), "the ranks launched the same steps"
+        margin = llm.engine._group.with_ranks(LaunchMargin(0.0, early_s=60.0))
+        assert margin is not None and 0.0 < margin.ranks_early_s[1] < 120.0, "the rank launched the newest step"
         assert capfd.readouterr().err == ""
         assert {"imports", "other ranks", "joining", "weights", "graphs"} <= llm.engine.start_times.phases.keys()
         (pid,) = rank_pids(llm.engine)
@@ -118,6 +123,44 @@ def test_four_processes_say_what_one_says(
     for answer, other in zip(answers, expected, strict=True):
         ours, theirs = ([entry.logprob for entry in each.logprobs] for each in (answer, other))
         assert ours == pytest.approx(theirs, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_type", "sliding_window", "divide_lora_from"), [("mistral", 9, None), ("phi3", 12, 8)])
+def test_windows_shared_prefixes_and_high_ranks_go_together(
+    model_type: str,
+    sliding_window: int,
+    divide_lora_from: int | None,
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """With several prefills a step; pages are given back and taken again, and the ranks know all of them."""
+    model = make_model(model_type, vocab_size=99, sliding_window=sliding_window)
+    config = read_model_config(model)
+    adapters = {}
+    for rank in (8, 24, 160):
+        modules = tuple(config.spec.lora_shapes if rank == 24 else config.linear_shapes)
+        folder = tmp_path / f"a{rank}"
+        adapters[folder.name] = write_random_adapter(
+            folder, config, rank=rank, seed=rank, scale=0.3, target_modules=modules
+        )
+    shared = range(3, 23)
+    prompts = [[*shared[: 6 + 3 * (number % 5)], 30 + number, 7] for number in range(16)]
+    lora_ids = [[*adapters, None][number % 4] for number in range(16)]
+    settings: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 48, "num_lora_pages": 48}
+    settings |= {"cpu_threads": 1, "max_batch_size": 8, "max_lora_rank": 256, "lora_vocabulary": True}
+    group: dict[str, Any] = {"tensor_parallel": 2, "max_prefills": 3, "divide_lora_from": divide_lora_from}
+    answers = []
+    for own in ({}, group):
+        with LLM(model, adapters, prefill_budget_tokens=16, **settings, **own) as llm:
+            params = [_params(number) for number in range(16)]
+            first = llm.generate(prompts, lora_ids, params, progress=False)
+            answers.append(first + llm.generate(prompts, lora_ids[::-1], params, progress=False))
+            llm.engine.check_invariants()
+            assert llm.engine.prefix_tokens[1] > 0
+    expected, found = answers
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
+    assert not any(answer.error for answer in found)
 
 
 def test_a_rank_that_is_late_is_named(tiny_llama: Path) -> None:

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from punica_serve.paging import prefix_hash as prefix_hash_module
 from punica_serve.paging.prefix_cache import MAX_HINTS_TOLD, PrefixCache
-from punica_serve.paging.prefix_hash import PrefixHash, hints_of, prefix_hash
+from punica_serve.paging.prefix_hash import BLOCK_PAGES, PrefixHash, hints_of, prefix_hash
 from punica_serve.paging.shared_pages import SharedPagePool
 from punica_serve.protocol import PrefixCaching, Request, SamplingParams
 
@@ -62,6 +63,26 @@ def test_a_report_has_the_newest_of_many() -> None:
     hints = cache.take_hints()
     assert len(hints) == MAX_HINTS_TOLD
     assert hints[-1:] == hints_of(_request(newest), SETTINGS, 4, newest)
+
+
+def test_a_long_prompt_is_hashed_no_further_than_others_have_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step loop waits for it: 32,000 tokens take some milliseconds. The rest follows as pages are computed."""
+    pool = SharedPagePool(8 * BLOCK_PAGES)
+    cache, tokens = PrefixCache(pool, 4), tuple(range(4 * 8 * BLOCK_PAGES))
+    num_known = BLOCK_PAGES + 3
+    _run(cache, pool, tokens[: 4 * num_known + 1])
+    hashed, page_keys = [], prefix_hash_module._page_keys
+
+    def count(begin: bytes, block: bytes, page_bytes: int) -> list[bytes]:
+        keys = page_keys(begin, block, page_bytes)
+        hashed.extend(keys)
+        return keys
+
+    monkeypatch.setattr(prefix_hash_module, "_page_keys", count)
+    holder = _Holder(tokens, prefix_hash(_request(tokens), SETTINGS, 4))
+    cache.admit(holder)
+    assert holder.num_found == 4 * num_known
+    assert len(hashed) <= 2 * BLOCK_PAGES
 
 
 @pytest.mark.parametrize(("keep", "num_known"), [(True, 10), (False, 0)])

@@ -33,6 +33,9 @@ def test_keys_are_the_same_in_one_go_and_page_by_page() -> None:
         at_once = prefix_hash(_request("x"), SETTINGS, 4, invoked_at=invoked_at)
         assert by_page == at_once.keys(tokens, num_pages) and len(set(by_page)) == num_pages
         assert grown.keys(tokens, 3) == by_page[:3]
+        for first in range(0, num_pages, 7):
+            walked = prefix_hash(_request("x"), SETTINGS, 4, invoked_at=invoked_at).walk(tokens, num_pages, first)
+            assert list(walked) == by_page[first:]
 
 
 def test_a_key_depends_on_every_token_before_it_in_other_blocks_too() -> None:

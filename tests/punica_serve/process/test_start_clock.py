@@ -106,3 +106,12 @@ def test_a_process_knows_its_age() -> None:
     age_s = float(subprocess.check_output([sys.executable, "-c", code]))
     assert 0.45 < age_s < time.monotonic() - started_s + 0.1
     assert process_age_s() > 0
+
+
+def test_phases_are_told_as_they_begin(now: _Time) -> None:
+    clock = StartClock(now_s=now)
+    told: list[tuple[int, str]] = []
+    clock.on_phase = lambda rank, name: told.append((rank, name))
+    with clock.phase("weights"):
+        clock.other_began(1, "joining")
+        assert told == [(0, "weights"), (1, "joining")]

@@ -45,6 +45,11 @@ async def test_a_batch_is_counted_once_however_often_it_is_sent(registry: Regist
     assert row.num_requests == 2
 
 
+async def test_a_batch_without_rows_adds_none(registry: Registry) -> None:
+    await registry.add_usage([], source="f1", number=1)
+    assert await registry.usage(None, 0, 100_000) == ()
+
+
 async def test_frontends_that_add_at_once_lose_nothing(open_registry: OpenRegistry) -> None:
     registries = [await open_registry() for _ in range(3)]
     rows = [replace(ROW, adapter=f"default/{name}") for name in "abcd"]

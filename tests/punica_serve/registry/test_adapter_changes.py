@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_what_is_registered_is_served_as_it_was_given(registry: Registry, clock: Clock) -> None:
-    version = await registry.register(
+    version, _ = await registry.register(
         "default", "x", ref_of("d1"), source_uri="s3://b/x", base_model="numbers", chat_template="{{ m }}", by="me"
     )
     ref = ref_of("d1")
@@ -35,7 +35,7 @@ async def test_what_is_registered_is_served_as_it_was_given(registry: Registry, 
 
 async def test_other_registries_see_it_after_their_next_look(open_registry: OpenRegistry) -> None:
     one, other = await open_registry(), await open_registry()
-    version = await one.register("default", "x", ref_of("d1"), by="me")
+    version, _ = await one.register("default", "x", ref_of("d1"), by="me")
     with pytest.raises(AdapterNotFound):
         other.snapshot.adapter("default", "x")
     assert (await other.refresh()).adapter("default", "x") == version
@@ -45,7 +45,7 @@ async def test_other_registries_see_it_after_their_next_look(open_registry: Open
 
 async def test_what_is_not_found_is_looked_for_once_more(open_registry: OpenRegistry) -> None:
     one, other = await open_registry(), await open_registry()
-    version = await one.register("default", "x", ref_of("d1"), by="me")
+    version, _ = await one.register("default", "x", ref_of("d1"), by="me")
     assert await other.adapter("default", "x") == version
     with pytest.raises(AdapterNotFound):
         await other.adapter("default", "y")
@@ -54,18 +54,18 @@ async def test_what_is_not_found_is_looked_for_once_more(open_registry: OpenRegi
 async def test_a_name_has_versions_and_the_newest_is_served(open_registry: OpenRegistry) -> None:
     one, other = await open_registry(), await open_registry()
     for number, digest in enumerate(["a", "b", "a"], start=1):
-        assert (await one.register("default", "x", ref_of(digest), by="me")).version == number
+        assert (await one.register("default", "x", ref_of(digest), by="me"))[0].version == number
         assert (await other.refresh()).adapter("default", "x").version == number
     await one.delete("default", "x", by="me")
-    assert (await one.register("default", "x", ref_of("c"), by="me")).version == 4
+    assert (await one.register("default", "x", ref_of("c"), by="me"))[0].version == 4
     assert (await other.refresh()).adapter("default", "x").ref == ref_of("c")
     assert other.snapshot == one.snapshot
 
 
 async def test_the_same_bytes_again_are_no_new_version(registry: Registry) -> None:
-    first = await registry.register("default", "x", ref_of("a"), source_uri="s3://old", by="me")
-    assert await registry.register("default", "x", ref_of("a"), source_uri="s3://old", by="me") == first
-    again = await registry.register("default", "x", ref_of("a"), source_uri="s3://new", by="me")
+    first, _ = await registry.register("default", "x", ref_of("a"), source_uri="s3://old", by="me")
+    assert await registry.register("default", "x", ref_of("a"), source_uri="s3://old", by="me") == (first, False)
+    again, _ = await registry.register("default", "x", ref_of("a"), source_uri="s3://new", by="me")
     assert (again.version, again.source_uri) == (1, "s3://new")
     assert registry.snapshot.adapter("default", "x") == again
 
@@ -80,8 +80,8 @@ async def test_a_name_may_have_to_be_new(registry: Registry) -> None:
 
 async def test_two_tenants_may_use_one_name(registry: Registry) -> None:
     acme = (await registry.put_tenant("acme", NO_QUOTA, by="me")).tenant_id
-    mine = await registry.register("default", "x", ref_of("a"), by="me")
-    theirs = await registry.register(acme, "x", ref_of("b"), by="me")
+    mine, _ = await registry.register("default", "x", ref_of("a"), by="me")
+    theirs, _ = await registry.register(acme, "x", ref_of("b"), by="me")
     assert registry.snapshot.adapter("default", "x") == mine
     assert registry.snapshot.adapter(acme, "x") == theirs
     await registry.delete(acme, "x", by="me")
@@ -90,7 +90,7 @@ async def test_two_tenants_may_use_one_name(registry: Registry) -> None:
 
 async def test_what_is_deleted_is_gone(open_registry: OpenRegistry) -> None:
     one, other = await open_registry(), await open_registry()
-    version = await one.register("default", "x", ref_of("a"), by="me")
+    version, _ = await one.register("default", "x", ref_of("a"), by="me")
     await other.refresh()
     assert await one.delete("default", "x", by="me") == (version,)
     for registry in (one, other):
@@ -103,7 +103,7 @@ async def test_what_is_deleted_is_gone(open_registry: OpenRegistry) -> None:
 async def test_later_versions_inherit_the_pin(registry: Registry) -> None:
     await registry.register("default", "x", ref_of("a"), by="me")
     assert (await registry.set_pinned("default", "x", True, by="me")).pinned
-    second = await registry.register("default", "x", ref_of("b"), by="me")
+    second, _ = await registry.register("default", "x", ref_of("b"), by="me")
     assert registry.snapshot.pinned() == (second,)
     assert not (await registry.set_pinned("default", "x", False, by="me")).pinned
     assert registry.snapshot.pinned() == ()
@@ -176,7 +176,7 @@ async def test_the_adapters_of_the_config_file_are_changed_there(open_registry: 
     ):
         with pytest.raises(Conflict, match="'shared/roman' comes from the config file"):
             await change
-    assert (await registry.register("shared", "hex", ref_of("b"), by="me")).full_name == "shared/hex"
+    assert (await registry.register("shared", "hex", ref_of("b"), by="me"))[0].full_name == "shared/hex"
 
 
 async def test_a_tenants_adapters_are_limited_in_number(registry: Registry) -> None:
@@ -225,7 +225,7 @@ async def test_limits_hold_however_many_register_at_once(open_registry: OpenRegi
         *(registries[i % 2].register(acme, f"x{i}", ref_of(f"d{i}"), by="me") for i in range(8)),
         return_exceptions=True,
     )
-    assert sum(isinstance(outcome, AdapterVersion) for outcome in outcomes) == 3
+    assert sum(isinstance(outcome, tuple) for outcome in outcomes) == 3
     assert sum(isinstance(outcome, AdapterLimitReached) for outcome in outcomes) == 5
 
 
@@ -234,10 +234,19 @@ async def test_races_for_one_name_are_settled_one_after_the_other(open_registry:
     outcomes = await asyncio.gather(
         *(registries[i % 2].register("default", "x", ref_of(f"d{i}"), by="me") for i in range(8))
     )
-    assert sorted(outcome.version for outcome in outcomes) == list(range(1, 9))
-    newest = max(outcomes, key=lambda outcome: outcome.version)
+    assert sorted(version.version for version, is_new in outcomes if is_new) == list(range(1, 9))
+    newest, _ = max(outcomes, key=lambda outcome: outcome[0].version)
     for registry in registries:
         assert (await registry.refresh()).adapter("default", "x") == newest
+
+
+async def test_of_the_same_bytes_at_once_one_is_a_new_version(open_registry: OpenRegistry) -> None:
+    registries = [await open_registry() for _ in range(2)]
+    outcomes = await asyncio.gather(
+        *(registries[i % 2].register("default", "x", ref_of("d"), by="me") for i in range(6))
+    )
+    assert [version.version for version, _ in outcomes] == [1] * 6
+    assert sum(is_new for _, is_new in outcomes) == 1
 
 
 async def test_many_who_change_at_once_keep_no_reader_waiting(registry: Registry) -> None:
@@ -256,8 +265,8 @@ async def test_of_those_who_want_a_new_name_one_gets_it(open_registry: OpenRegis
         *(registries[i % 2].register("default", "x", ref_of("d"), by="me", must_be_new=True) for i in range(6)),
         return_exceptions=True,
     )
-    assert sum(isinstance(outcome, AdapterVersion) for outcome in outcomes) == 1
-    assert all(isinstance(outcome, AdapterVersion | Conflict) for outcome in outcomes)
+    assert sum(isinstance(outcome, tuple) for outcome in outcomes) == 1
+    assert all(isinstance(outcome, tuple | Conflict) for outcome in outcomes)
 
 
 async def test_followers_and_newcomers_see_the_same(open_registry: OpenRegistry) -> None:
@@ -308,8 +317,8 @@ async def test_an_adapter_of_another_services_base_model_is_refused_with_both_na
 ) -> None:
     small = await open_registry(shared=SharedAdapters(base=ServedBase("small", "a shape")))
     large = await open_registry(shared=SharedAdapters(base=ServedBase("large", "another shape")))
-    ours = await large.register("default", "ours", ref_of("o"), by="me")
-    theirs = await small.register("default", "theirs", ref_of("t"), by="me")
+    ours, _ = await large.register("default", "ours", ref_of("o"), by="me")
+    theirs, _ = await small.register("default", "theirs", ref_of("t"), by="me")
     await small.set_pinned("default", "theirs", True, by="me")
     await large.set_pinned("default", "ours", True, by="me")
     snapshot = await large.refresh()
@@ -327,9 +336,9 @@ async def test_an_adapter_of_an_unknown_base_model_is_served_until_it_is_registe
     """As one that an older version of punica-serve has registered."""
     old = await open_registry()
     large = await open_registry(shared=SharedAdapters(base=ServedBase("large", "its shape")))
-    version = await old.register("default", "x", ref_of("a"), by="me")
+    version, _ = await old.register("default", "x", ref_of("a"), by="me")
     assert version.registered_for is None and (await large.refresh()).shared.serves(version)
-    again = await large.register("default", "x", ref_of("a"), by="me")
+    again, _ = await large.register("default", "x", ref_of("a"), by="me")
     assert (again.version, again.registered_for) == (1, ServedBase("large", "its shape"))
 
 
@@ -338,7 +347,7 @@ async def test_a_base_model_of_another_name_and_the_same_shape_has_the_same_adap
 ) -> None:
     one = await open_registry(shared=SharedAdapters(base=ServedBase("v1", "shape")))
     other = await open_registry(shared=SharedAdapters(base=ServedBase("v2", "shape")))
-    version = await one.register("default", "x", ref_of("a"), by="me")
+    version, _ = await one.register("default", "x", ref_of("a"), by="me")
     assert (await other.refresh()).shared.serves(version)
 
 
@@ -350,7 +359,7 @@ async def test_a_strict_service_serves_what_names_its_base_model_alone(
     base = await open_registry(shared=SharedAdapters(base=ServedBase("llama", "shape")))
     strict = SharedAdapters(base=ServedBase("instruct", "shape"), strict_name="/models/llama-instruct")
     instruct = await open_registry(shared=strict)
-    version = await base.register("default", "x", ref_of("a"), by="me", base_model=named)
+    version, _ = await base.register("default", "x", ref_of("a"), by="me", base_model=named)
     snapshot = await instruct.refresh()
     assert snapshot.shared.serves(version) == is_served and base.snapshot.shared.serves(version)
     if not is_served:

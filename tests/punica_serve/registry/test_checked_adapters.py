@@ -1,4 +1,4 @@
-"""What `up` has checked is not read again by its frontends, unless something has changed."""
+"""Adapters that `up` has checked are not read again by its frontends, unless something has changed."""
 
 import os
 from dataclasses import replace

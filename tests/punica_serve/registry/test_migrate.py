@@ -49,7 +49,7 @@ async def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path: Path) -
 
 async def test_what_was_registered_is_there_when_all_is_started_again(url: str) -> None:
     first = await Registry.open(url, deadline_s=60.0)
-    version = await first.register("default", "x", ref_of("a"), by="me")
+    version, _ = await first.register("default", "x", ref_of("a"), by="me")
     key, secret = await first.make_key("default", "user", "laptop", by="me")
     await first.close()
     second = await Registry.open(url, deadline_s=60.0)
@@ -76,7 +76,7 @@ async def test_a_database_of_an_older_version_is_brought_along(empty_url: str) -
     tenant = registry.snapshot.tenant("acme")
     assert (tenant.max_adapters, tenant.suspended, tenant.slo) == (5, False, NO_SLO)
     assert registry.snapshot.adapter(owner, "x").ref.scalings == (), "a worker refuses it until it is registered again"
-    assert (await registry.register(owner, "x", ref_of("a"), by="me")).ref == ref_of("a")
+    assert (await registry.register(owner, "x", ref_of("a"), by="me"))[0].ref == ref_of("a")
     await registry.close()
 
 

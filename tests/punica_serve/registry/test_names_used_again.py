@@ -89,7 +89,7 @@ async def test_nor_are_its_versions_its_digests_or_what_was_granted(registry: Re
     assert (await registry.unused_files())["a"].tenant_ids == {first.tenant_id}
     with pytest.raises(AdapterNotFound):
         registry.snapshot.adapter(second.tenant_id, "default/y")
-    made = await registry.register(second.tenant_id, "x", ref_of("c"), by="me")
+    made, _ = await registry.register(second.tenant_id, "x", ref_of("c"), by="me")
     assert made.version == 1
     await registry.grant("default", "y", "acme", by="me")
     assert registry.snapshot.adapter(second.tenant_id, "y").full_name == "default/y"
@@ -106,7 +106,7 @@ async def test_followers_that_missed_the_change_see_the_second_alone(open_regist
     await one.delete(first.tenant_id, "x", by="me")
     await one.delete_tenant("acme", by="me")
     second = await make(one)
-    made = await one.register(second.tenant_id, "x", ref_of("d"), by="me")
+    made, _ = await one.register(second.tenant_id, "x", ref_of("d"), by="me")
     snapshot = await other.refresh()
     assert snapshot == one.snapshot == (await open_registry()).snapshot
     assert snapshot.tenant("acme") == second
@@ -119,7 +119,7 @@ async def test_whoever_came_as_the_first_changes_nothing_of_the_second(registry:
     first = await make(registry)
     await registry.delete_tenant("acme", by="me")
     second = await make(registry)
-    made = await registry.register(second.tenant_id, "x", ref_of("a"), by="me")
+    made, _ = await registry.register(second.tenant_id, "x", ref_of("a"), by="me")
     for change in (
         registry.register(first.tenant_id, "x", ref_of("b"), by="me"),
         registry.delete(first.tenant_id, "x", by="me"),

@@ -68,7 +68,7 @@ async def test_followers_see_changes_by_themselves(open_registry: OpenRegistry) 
     one, other = await open_registry(), await open_registry()
     async with following(other):
         for digest in "abc":
-            version = await one.register("default", "x", ref_of(digest), by="me")
+            version, _ = await one.register("default", "x", ref_of(digest), by="me")
             await until(lambda version=version: other.snapshot.digests() == {version.ref.digest})  # type: ignore[misc]
 
 
@@ -91,7 +91,7 @@ async def test_a_server_that_goes_and_comes_back(
     stoppable_postgres: PostgresServer, postgres_own_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = await Registry.open(postgres_own_url, deadline_s=PATIENCE_S)
-    version = await registry.register("default", "x", ref_of("a"), by="me")
+    version, _ = await registry.register("default", "x", ref_of("a"), by="me")
     _, secret = await registry.make_key("default", "user", "laptop", by="me")
     async with following(registry):
         with caplog.at_level(logging.INFO, "punica_serve.registry"):
@@ -105,7 +105,7 @@ async def test_a_server_that_goes_and_comes_back(
     assert len(warnings) == 1, "an outage is told of once"
     assert "is not available" in warnings[0]
     assert caplog.records[-1].getMessage() == "the registry is available again"
-    assert (await registry.register("default", "x", ref_of("b"), by="me")).version == version.version + 1
+    assert (await registry.register("default", "x", ref_of("b"), by="me"))[0].version == version.version + 1
     await registry.close()
 
 
@@ -221,7 +221,7 @@ async def test_who_is_cancelled_in_the_middle_of_a_change_leaves_nothing_behind(
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-    version = await other.register("default", "x", ref_of("last"), by="me")
+    version, _ = await other.register("default", "x", ref_of("last"), by="me")
     log = [entry for entry in await other.audit_log(100) if entry.action == "adapter.register"]
     assert len(log) == version.version
     assert (await registry.refresh()) == other.snapshot

@@ -12,6 +12,7 @@ import pytest
 
 from punica_serve.config.registry_section import sqlite_url
 from punica_serve.errors import RegistryUnavailable
+from punica_serve.registry.records import Usage
 from punica_serve.registry.registry import Registry
 from registries import ref_of
 
@@ -122,7 +123,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nothing_but_the_registry(
     assert registry.snapshot.digests() == {"a"}
     answers.set()
     await until_it_answers(registry)
-    assert (await registry.register("default", "y", ref_of("b"), by="me")).version == 1
+    assert (await registry.register("default", "y", ref_of("b"), by="me"))[0].version == 1
     await registry.close()
 
 
@@ -151,11 +152,24 @@ async def test_a_file_that_does_not_change_is_not_read_again(tmp_path: Path) -> 
     registry, other = await Registry.open(url), await Registry.open(url)
     follower = registry._follower
     for digest in "ab":
-        version = await other.register("default", "x", ref_of(digest), by="me")
+        version, _ = await other.register("default", "x", ref_of(digest), by="me")
         before = follower._num_readings
         for _ in range(10):
             await follower.poll()
         assert registry.snapshot.digests() == {version.ref.digest}
-        assert follower._num_readings == before + 2
+        assert follower._num_readings == before + 1
     await registry.close()
     await other.close()
+
+
+async def test_usage_alone_has_nobody_read_the_file_again(tmp_path: Path) -> None:
+    registry = await Registry.open(sqlite_url(tmp_path / "registry.db"))
+    follower = registry._follower
+    before = follower._num_readings
+    for number in range(1, 4):
+        await registry.add_usage(
+            [Usage(0, "default", "default", None, None, None, 1, 2, 0, 3, 0.5)], source="me", number=number
+        )
+        await follower.poll()
+    assert follower._num_readings == before
+    await registry.close()

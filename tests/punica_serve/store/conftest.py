@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from adapter_uploads import CONFIG, WEIGHTS, Files
 from file_server import FileServer, serve_files
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -39,3 +40,15 @@ def ref(make_adapter: Callable[[int], AdapterRef]) -> AdapterRef:
 def http_server() -> Iterator[FileServer]:
     with serve_files() as server:
         yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "received"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def files(ref: AdapterRef) -> Files:
+    return {name: (Path(ref.uri) / name).read_bytes() for name in (CONFIG, WEIGHTS)}

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from fsspec.registry import known_implementations
 
 from punica_serve.errors import ConfigError
 from punica_serve.store.credentials import Credentials
@@ -34,3 +35,11 @@ def test_missing_secrets_are_named(tmp_path: Path) -> None:
         resolved({"key": {"env": "NO_SUCH_VARIABLE"}})
     with pytest.raises(ConfigError, match="missing"):
         resolved({"key": {"file": str(tmp_path / "missing")}})
+
+
+def test_a_source_whose_package_is_not_installed_is_not_called_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = {"class": "no_such_package.FileSystem", "err": "Install no_such_package to read it"}
+    monkeypatch.setitem(known_implementations, "lacking", lacking)
+    with pytest.raises(ConfigError, match=r"^lacking:// needs a package that is not installed: ") as refused:
+        Credentials({}).filesystems("lacking://bucket/x").open("lacking://bucket/x")
+    assert refused.value.param is None

@@ -149,7 +149,7 @@ def test_what_others_may_have_written_is_not_opened_and_is_made_again(
     open_files = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=f"{reason}.*layout"):
         open_own_file(cache.packed.path(DIGESTS[0], "layout"))
-    assert os.listdir("/proc/self/fd") == open_files
+    assert set(os.listdir("/proc/self/fd")) <= set(open_files), "others may close theirs meanwhile"
     cache.packed.drop(DIGESTS[0], "layout")
     assert not cache.packed.has(DIGESTS[0], "layout")
     packs(cache, DIGESTS[0], 100, 10)

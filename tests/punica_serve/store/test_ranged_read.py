@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import ClientPayloadError
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 
@@ -132,6 +133,26 @@ def test_an_error_gives_its_slots_back(read: Read, http_server: FileServer) -> N
     with pytest.raises(Exception, match="503"):
         list(reading)
     assert num_free(slots) == 4
+
+
+@pytest.mark.parametrize("store", ["read", "read_s3"])
+@pytest.mark.parametrize(("num_cuts", "is_read"), [(2, True), (1 << 30, False)])
+def test_a_range_whose_connection_breaks_is_asked_for_again(
+    request: pytest.FixtureRequest, http_server: FileServer, store: str, num_cuts: int, is_read: bool
+) -> None:
+    """But not for ever."""
+    read = request.getfixturevalue(store)
+    path = "/file" if store == "read" else "/bucket/file"
+    http_server.cut_from[path], http_server.num_cuts = len(CONTENT) // 2, num_cuts
+    slots, came = RangeSlots(), bytearray()
+    if is_read:
+        came += b"".join(read(slots))
+        assert came == CONTENT and http_server.num_cuts == 0
+    else:
+        with pytest.raises(ClientPayloadError):
+            for part in read(slots):
+                came += part
+        assert CONTENT.startswith(came) and num_free(slots) == 16
 
 
 def test_a_server_without_ranges_is_found_out_at_once(read: Read, http_server: FileServer) -> None:

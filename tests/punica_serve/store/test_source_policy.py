@@ -37,6 +37,8 @@ def test_plain_form(uri: str, plain: str) -> None:
         "hf://org/repo::file:///etc",
         "s3://bucket/a/../b",
         "https://host/a/%2e%2e/b",
+        "/data/\0x",
+        "file:///data/%00x",
         "https://host/a/..%2fb",
         "/data/../etc",
         "https://user:password@host/x",

@@ -1,5 +1,7 @@
+import asyncio
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -162,9 +164,33 @@ async def test_a_cluster_that_is_not_set_up_for_a_source(folder: Path, monkeypat
         await sources().fetch("s3://bucket/a", folder, is_admin=True)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_an_address_that_refuses_connections_is_the_callers_mistake(folder: Path, host: str) -> None:
+    message = rf"http://{host}:1/a/adapter_config\.json can't be read: .* check its host and port.*; or upload"
+    with pytest.raises(AdapterRejected, match=message) as caught:
+        await sources().fetch(f"http://{host}:1/a", folder, is_admin=True)
+    assert caught.value.param == "uri"
+
+
+async def test_a_server_that_answered_is_down_where_it_refuses_later(
+    folder: Path, ref: AdapterRef, http_server: FileServer
+) -> None:
+    """The caller's address is right, so a retry may help: here it is the server behind a redirect."""
+    uri = http_server.add_adapter(ref, "/a")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    http_server.redirects["/a/adapter_model.safetensors"] = f"http://127.0.0.1:{port}/b"
+    with pytest.raises(StoreUnavailable, match="has stopped answering; try again later"):
+        await sources().fetch(uri, folder, is_admin=True)
+
+
 async def test_a_source_that_is_down_or_slow(folder: Path, ref: AdapterRef, http_server: FileServer) -> None:
-    with pytest.raises(StoreUnavailable, match="is not available"):
-        await sources().fetch("http://127.0.0.1:1/a", folder, is_admin=True)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
+        closing = asyncio.get_running_loop().run_in_executor(None, lambda: silent.accept()[0].close())
+        with pytest.raises(StoreUnavailable, match=r"the source is not available; try again later"):
+            await sources().fetch(uri, folder, is_admin=True)
+        await closing
     uri = http_server.add_adapter(ref, "/a")
     http_server.may_answer.clear()
     with pytest.raises(StoreUnavailable, match=r"longer than 0.3 s"):
@@ -231,7 +257,11 @@ async def test_a_source_that_trickles_is_given_up(
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"r": 512}, "r", "has rank 512 in all its modules, and `engine.max_lora_rank` is 128; 256 is the most"),
+        (
+            {"r": 512},
+            "r",
+            "has rank 512 in all its modules, and `engine.max_lora_rank` is 128; 256 is the most: train a lower one",
+        ),
         ({"target_modules": ["c_attn"]}, "target_modules", "`c_attn`, which the base model does not have"),
         ({"use_dora": True}, "use_dora", "`use_dora` is True, which can't be applied"),
     ],

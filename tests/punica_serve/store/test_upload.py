@@ -1,79 +1,19 @@
-import errno
 import gzip
 import io
 import os
 import tarfile
-import threading
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import pytest
 
+from adapter_uploads import CONFIG, FORM, MAX_BYTES, WEIGHTS, Files, form, receive, tarred, zipped
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.errors import AdapterRejected, InvalidRequest, StoreUnavailable, TooLarge
+from punica_serve.errors import AdapterRejected, InvalidRequest, TooLarge
 from punica_serve.protocol import AdapterRef
-from punica_serve.store import file_sink
 from punica_serve.store.file_sink import FileSink
-from punica_serve.store.upload import Uploads
-
-MAX_BYTES = 1 << 20
-Files = dict[str, bytes]
-
-FORM = "multipart/form-data; boundary=xyz"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "received"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def files(ref: AdapterRef) -> Files:
-    return {name: (Path(ref.uri) / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-
-
-def zipped(files: Files) -> bytes:
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return target.getvalue()
-
-
-def tarred(files: Files, mode: str = "w", **options: int) -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode=mode, **options) as archive:  # type: ignore[call-overload]
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(content), 1.5
-            archive.addfile(info, io.BytesIO(content))
-    return target.getvalue()
-
-
-def form(files: Files, boundary: str = "xyz") -> bytes:
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="f"; filename="{name}"\r\n\r\n'.encode() + content
-        for name, content in files.items()
-    ]
-    return b"\r\n".join(
-        [*parts, f'--{boundary}\r\nContent-Disposition: form-data; name="pinned"\r\n\r\ntrue'.encode()]
-    ) + (f"\r\n--{boundary}--\r\n".encode())
-
-
-async def pieces(body: bytes, num_bytes: int = 1000) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), num_bytes):
-        yield body[start : start + num_bytes]
-
-
-async def receive(body: bytes, folder: Path, content_type: str = "application/octet-stream") -> None:
-    await Uploads(MAX_BYTES).receive(pieces(body), content_type, folder)
-
 
 PACKERS: dict[str, Callable[[Files], bytes]] = {
     "zip": zipped,
@@ -313,73 +253,3 @@ async def test_refuses_broken_archives(tmp_path: Path, files: Files, pack: Calla
 async def test_refuses_broken_forms(folder: Path, body: bytes, content_type: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await receive(body, folder, content_type)
-
-
-async def test_a_full_disk_is_the_operators(folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(sink: FileSink, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(FileSink, "write", fail)
-    with pytest.raises(StoreUnavailable, match="is full"):
-        await receive(form(files), folder, FORM)
-
-
-async def test_a_full_disk_is_left_at_once_and_logged_once(
-    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Every file is closed, though closing fails too: one that is open holds its bytes after it was removed."""
-    opened = []
-
-    def open_full(path: Path, mode: str) -> IO[bytes]:
-        opened.append(open("/dev/full", "wb"))  # noqa: SIM115
-        return opened[-1]
-
-    monkeypatch.setattr(file_sink, "open_private", open_full)
-    with pytest.raises(StoreUnavailable, match="is full"):
-        await receive(form({**files, WEIGHTS: (100_000).to_bytes(8, "little") + bytes(90_000)}), folder, FORM)
-    assert [file.closed for file in opened] == [True, True]
-    assert len(caplog.records) == 1 and f"No space left on device: '{folder}'" in caplog.text
-
-
-async def test_a_full_disk_is_not_logged_for_each_upload(
-    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(file_sink, "open_private", lambda path, mode: open("/dev/full", "wb"))  # noqa: SIM115
-    uploads = Uploads(MAX_BYTES)
-    body = form({**files, WEIGHTS: (100_000).to_bytes(8, "little") + bytes(90_000)})
-    for number in range(20):
-        folder = tmp_path / f"{number}"
-        folder.mkdir()
-        with pytest.raises(StoreUnavailable, match="is full"):
-            await uploads.receive(pieces(body), FORM, folder)
-    assert len(caplog.records) == 1
-
-
-async def test_a_disk_that_is_full_up_to_the_end_is_the_operators(
-    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that is closed tries once more to write what it could not."""
-
-    def fail(sink: FileSink, *data: bytes) -> None:
-        sink._file.close()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(FileSink, "write", fail)
-    monkeypatch.setattr(FileSink, "close", fail)
-    with pytest.raises(StoreUnavailable, match="is full"):
-        await receive(form(files), folder, FORM)
-
-
-async def test_a_disk_that_is_stuck_is_the_operators(
-    folder: Path, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hang(sink: FileSink, data: bytes) -> None:
-        free.wait(60.0)
-        raise OSError(errno.EIO, "Input/output error")
-
-    free = threading.Event()
-    monkeypatch.setattr(FileSink, "write", hang)
-    receiving = Uploads(MAX_BYTES, timeout_s=0.2).receive(pieces(form(files)), FORM, folder)
-    with pytest.raises(StoreUnavailable, match=r"longer than 0\.2 s"):
-        await receiving
-    free.set()

@@ -47,7 +47,7 @@ def miscount_pages(state: ClusterState) -> None:
 
 
 def miscount_adapters(state: ClusterState) -> None:
-    state.fleet.gpus["A"].adapter_refcounts["stranger"] = 1
+    state.fleet.gpus["A"].adapters.refcounts["stranger"] = 1
 
 
 def drain_in_part(state: ClusterState) -> None:

@@ -179,7 +179,7 @@ def beside_long(uuids: str = "AB", slo: Slo | None = None) -> PlacedRequests:
 
 @pytest.mark.parametrize(("time_per_token_s", "order"), [(0.018, "BA"), (0.012, "AB")])
 def test_a_long_prompt_breaks_only_promises_that_its_chunks_break(time_per_token_s: float, order: str) -> None:
-    """Whoever decodes gets its last five tokens in steps of 17 ms, however long the prompt is."""
+    """A request that decodes gets its last five tokens in steps of 17 ms, however long the prompt is."""
     placed = beside_long(slo=Slo(time_per_token_s=time_per_token_s))
     assert placed.order(placement(), placed.request(prompt=LONG)) == order
 

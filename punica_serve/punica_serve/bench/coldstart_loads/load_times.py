@@ -16,7 +16,7 @@ class LoadTime:
     """One load, in seconds."""
 
     wall_s: float
-    #: Time of the threads of this process, and of the one that reads for it.
+    #: Time of the threads of this process, and of the one that reads or downloads for it.
     processor_s: float
     #: The same of the thread that needed most: no number of cores makes the load faster.
     busiest_s: float
@@ -59,9 +59,9 @@ class PlaceTimes:
 class LoadClock:
     """Wall and processor time since it was made."""
 
-    def __init__(self, reader_process: int | None = None) -> None:
-        """``reader_process``: its number, if its time is the load's too."""
-        self._processes = [os.getpid()] if reader_process is None else [os.getpid(), reader_process]
+    def __init__(self, helper: int | None = None) -> None:
+        """``helper``: the number of a process whose time is the load's too."""
+        self._processes = [os.getpid()] if helper is None else [os.getpid(), helper]
         self._threads = _thread_times(self._processes)
         self._wall_s, self._processor_s = time.perf_counter(), _processor_s(self._processes)
 

@@ -1,6 +1,5 @@
 """Loads adapters into host memory: from folders, from packed files in the page cache and on the disk, from a store."""
 
-import asyncio
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,19 +15,13 @@ from rich.progress import Progress
 from punica_serve.bench.coldstart import CACHE_BYTES
 from punica_serve.bench.coldstart_loads.load_times import LoadClock, LoadTime, PlaceTimes
 from punica_serve.bench.coldstart_loads.one_core import read_s, sha_s
-from punica_serve.bench.limited_store.store_link import (
-    FILES,
-    STORES,
-    Store,
-    StoreLink,
-    allowed_s,
-    is_spoken,
-    store_server,
-)
+from punica_serve.bench.limited_store.limited_store import LimitedStore, limited_store
+from punica_serve.bench.limited_store.store_link import FILES, STORES, Store, allowed_s, is_spoken
 from punica_serve.bench.page_cache import forget, sequential_rate
 from punica_serve.bench.random_adapters import adapter_files, pack_to_disk, packed_file, write_folders
 from punica_serve.bench.subject import Subject
-from punica_serve.engine.adapters.host_cache import HostCache
+from punica_serve.engine.adapters.host_cache import HostCache, HostCopy
+from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.packed_file import PackedLayout, packed_name
 from punica_serve.engine.adapters.packed_store import PackedStore
 from punica_serve.engine.adapters.packing import packed_num_bytes
@@ -36,14 +29,14 @@ from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory, open_host_memory
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
-from punica_serve.store.disk_cache import DiskCache
+from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.packed_folder import PackedCache
 
 _TIMEOUT_S = 60.0
 #: Time allowed to a load beside its bytes' time at the rate of the disk.
 _DISK_S = 0.005
 
-Times = TypeVar("Times", PlaceTimes, PlaceTimes | None)
+Times = TypeVar("Times", bound="PlaceTimes | StoreTimes | None")
 
 OnLoad = Callable[[], None]
 
@@ -71,7 +64,17 @@ class LoadsMeasured:
     #: Beside the disk's own rate; None if the cache could not be shown to be empty.
     disk: PlaceTimes | None
     #: Beside the server's own rate, by protocol; None without the extra that speaks it.
-    stores: Mapping[Store, PlaceTimes | None]
+    stores: Mapping[Store, "StoreTimes | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTimes:
+    """One store, whose adapters are packed in two ways, load by load in turn."""
+
+    #: While they come, as in a worker.
+    meanwhile: PlaceTimes
+    #: Once they have come.
+    afterwards: PlaceTimes
 
 
 def run_loads(subject: Subject, settings: LoadsSettings, progress: Progress) -> LoadsMeasured:
@@ -86,7 +89,8 @@ def run_loads(subject: Subject, settings: LoadsSettings, progress: Progress) -> 
 
     def place(what: str, measure: Callable[[OnLoad], Times]) -> Times:
         times = measure(task(what))
-        told = "not measured" if times is None else f"{1e3 * times.wall_s:,.0f} ms"
+        counted = times.meanwhile if isinstance(times, StoreTimes) else times
+        told = "not measured" if counted is None else f"{1e3 * counted.wall_s:,.0f} ms"
         progress.console.print(f"{what}: {told}")
         return times
 
@@ -164,38 +168,50 @@ class _Loads:
                 on_load()
         return PlaceTimes.of(times)
 
-    def from_store(self, store: Store, folder: Path, bytes_per_s: float, on_load: OnLoad) -> PlaceTimes | None:
-        """From a server of ``folder``, by way of the host's cache folder, and the server's rate."""
+    def from_store(self, store: Store, folder: Path, bytes_per_s: float, on_load: OnLoad) -> StoreTimes | None:
+        """From a server of ``folder``, by way of the host's cache folder, and the server's rate.
+
+        A process of its own downloads, as for a worker.
+        """
         if not is_spoken(store):
             return None
         cache = PackedCache(folder / f"downloads-{store}", 0)  # nothing packed is kept
         packed_store = PackedStore(cache, self._subject.model, self._subject.dtype)
-        with store_server(folder, bytes_per_s) as link, self._reader(packed_store) as reader:
-            return PlaceTimes.of(asyncio.run(self._download(reader, cache.folder, store, link, on_load)))
-
-    async def _download(
-        self, reader: AdapterReader, folder: Path, store: Store, link: StoreLink, on_load: OnLoad
-    ) -> list[LoadTime]:
-        disk_cache = DiskCache(folder, CACHE_BYTES, link.options(store))
-        times = []
-        try:
+        meanwhile: list[LoadTime] = []
+        afterwards: list[LoadTime] = []
+        with (
+            limited_store(store, bytes_per_s, folder, cache.folder, CACHE_BYTES) as limited,
+            self._reader(packed_store) as reader,
+        ):
             for ref in self._refs:
-                rate = link.measured_rate(ref)
-                clock = LoadClock()
-                local = replace(ref, uri=str(await disk_cache.fetch(replace(ref, uri=link.uri(store, ref)))))
-                self._load(reader, local)
-                times.append(clock.time(allowed_s(ref.num_bytes, rate), rate))
-                disk_cache.release(ref.digest)
-                await disk_cache.forget(ref.digest)  # so the next one's pages of the page cache were used before too
+                for times, is_followed in ((meanwhile, True), (afterwards, False)):
+                    times.append(self._download(reader, limited, ref, is_followed=is_followed))
+                    # So the next one's pages of the page cache were used before, too.
+                    CacheFolder(cache.folder).remove(ref.digest)
                 on_load()
-        finally:
-            await disk_cache.close()
-        return times
+        return StoreTimes(PlaceTimes.of(meanwhile), PlaceTimes.of(afterwards))
+
+    def _download(
+        self, reader: AdapterReader, limited: LimitedStore, ref: AdapterRef, *, is_followed: bool
+    ) -> LoadTime:
+        limited.measure_rate([ref])
+        rate, remote, clock = limited.rates[-1], limited.remote(ref), LoadClock(limited.fetcher.process)
+        fetch = limited.fetch(remote)
+        come = reader.follow(remote, fetch, LoadTrace(ref.digest), lambda: None) if is_followed else fetch
+        copy = come.result(_TIMEOUT_S)
+        if isinstance(copy, Path):
+            copy = reader.start(replace(ref, uri=str(copy))).result(_TIMEOUT_S)
+        loaded = clock.time(allowed_s(ref.num_bytes, rate), rate)
+        self._release(copy)
+        fetch.result(_TIMEOUT_S)
+        return loaded
 
     def _load(self, reader: AdapterReader, ref: AdapterRef) -> None:
-        copy = reader.start(ref).result(_TIMEOUT_S)
+        self._release(reader.start(ref).result(_TIMEOUT_S))
+
+    def _release(self, copy: HostCopy) -> None:
         self._host_cache.release(copy)
-        self._host_cache.evict(ref.digest)
+        self._host_cache.evict(copy.digest)
 
     @contextmanager
     def _packed_reader(self) -> Iterator[tuple[AdapterReader, int | None]]:

@@ -1,7 +1,7 @@
 """An engine for the rows of one mode: its adapters in host memory, its link, and its runs."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,8 +17,7 @@ from punica_serve.bench.coldstart_series.series_rows import SeriesRow
 from punica_serve.bench.coldstart_series.series_settings import SeriesSettings
 from punica_serve.bench.coldstart_series.shared_bytes import SharedBytes
 from punica_serve.bench.driver import MaxConcurrency, OnStep, drive, preload
-from punica_serve.bench.group_stock import fill_group
-from punica_serve.bench.random_adapters import fill_host_cache
+from punica_serve.bench.host_adapters import fill_ranks, modules_of
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import timed
 from punica_serve.config.engine_section import ColdStart, EngineConfig
@@ -56,7 +55,10 @@ class SeriesEngine:
         self._settings = settings
         task = progress.add_task("random adapters", total=sum(settings.num_by_rank.values()))
         self._bytes = {
-            rank: SharedBytes(engine, _fill(engine, subject, settings, rank, count, lambda: progress.advance(task)))
+            rank: SharedBytes(
+                engine,
+                fill_ranks(engine, count, rank, subject.dtype, lambda: progress.advance(task), settings.projections),
+            )
             for rank, count in settings.num_by_rank.items()
         }
         progress.remove_task(task)
@@ -151,20 +153,12 @@ class SeriesEngine:
             return measure_load(self._engine, refs.values(), rank, shared.num_bytes, num_copies)
 
 
-def _fill(
-    engine: Engine, subject: Subject, settings: SeriesSettings, rank: int, count: int, on_made: Callable[[], None]
-) -> list[AdapterRef]:
-    """Random adapters of one rank in host memory, of all ranks of a group."""
-    if engine.ranks:
-        return fill_group(engine, count, rank, on_made, settings.projections)
-    return fill_host_cache(engine, count, rank, subject.dtype, on_made, settings.modules(subject.model))
-
-
 def _config(subject: Subject, settings: SeriesSettings, mode: ColdStart, num_aliases: int) -> EngineConfig:
     """Room for the adapters of all ranks and for aliases in host memory, and for those of one rank on the device."""
     host_bytes = num_aliases * SHARED_BYTES
+    modules = modules_of(settings.projections, subject.model)
     for rank, count in settings.num_by_rank.items():
-        size = packed_num_bytes(dict.fromkeys(settings.modules(subject.model), rank), subject.model, subject.dtype)
+        size = packed_num_bytes(dict.fromkeys(modules, rank), subject.model, subject.dtype)
         host_bytes += count * _aligned(size)
     num_pages = settings.num_adapters * pages_of_rank(settings.ranks[-1])
     return subject.config.model_copy(

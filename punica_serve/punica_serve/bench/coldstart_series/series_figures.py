@@ -1,16 +1,18 @@
-"""The pictures: distributions of a series' times, and the time of a load over its rank."""
+"""The pictures: distributions of a series' times, the share of cold starts, and the time of a load over its rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from punica_serve.bench.coldstart_series.link_rate import Link
 from punica_serve.bench.coldstart_series.series_catalogue import Series
-from punica_serve.bench.coldstart_series.series_settings import Projections, RowResult
+from punica_serve.bench.coldstart_series.series_settings import RowResult
 from punica_serve.bench.coldstart_series.series_times import MEASURES
+from punica_serve.bench.host_adapters import Projections
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -29,9 +31,22 @@ def draw_distributions(figure: "Figure", *, series: Series, results: Sequence[Ro
         axes.legend()
 
 
-def draw_loads(figure: "Figure", *, link: Link, projections: Projections) -> None:
-    """Draws the time of a load over the rank (figure 3 of the paper, right)."""
-    axes = figure.subplots()
+def draw_loads(figure: "Figure", *, link: Link, projections: Projections, shares: Mapping[str, float]) -> None:
+    """Draws the share of cold starts in each series' latency, and the time of a load over the rank (figure 3 of the
+    paper).
+    """
+    if not shares:
+        _draw_load_times(figure.subplots(), link, projections)
+        return
+    figure.set_size_inches(10, 4)
+    left, right = figure.subplots(1, 2)
+    left.bar(list(shares), [100 * share for share in shares.values()])
+    left.set_title("Cold starts in the latency of on_demand")
+    left.set_ylabel("%")
+    _draw_load_times(right, link, projections)
+
+
+def _draw_load_times(axes: "Axes", link: Link, projections: Projections) -> None:
     lines = [("the link as it is", link.own)]
     if link.is_emulated:
         lines.append((f"emulated, {link.loads[-1].gb_per_s:.1f} GB/s", link.loads))

@@ -8,10 +8,9 @@ from rich.progress import Progress
 from punica_serve.bench.coldstart_series.group_comparison import comparison_goals, comparison_table
 from punica_serve.bench.coldstart_series.series_figures import draw_distributions, draw_loads
 from punica_serve.bench.coldstart_series.series_goals import goals_of
-from punica_serve.bench.coldstart_series.series_rows import ON_DEMAND
 from punica_serve.bench.coldstart_series.series_run import Plan, run_series
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured, SeriesSettings
-from punica_serve.bench.coldstart_series.series_times import LATENCY, MEASURES, overheads
+from punica_serve.bench.coldstart_series.series_times import MEASURES, cold_start_shares, overheads
 from punica_serve.bench.goals import GOAL_SHAPE, goals_table
 from punica_serve.bench.percentiles import percentiles_ms
 from punica_serve.bench.reference_figures import peers
@@ -63,6 +62,7 @@ def measure_all(subject: Subject, settings: SeriesSettings, plan: Plan, progress
 
 def make_report(subject: Subject, settings: SeriesSettings, measured: SeriesMeasured) -> Report:
     """The tables, goals and pictures of one run."""
+    shares = cold_start_shares(measured)
     measured_series = [series for series in settings.series if measured.of(series)]
     tables = [_times_table(subject, settings, measured), _loads_table(measured), _paper_table(settings)]
     tables.append(comparison_table(subject, settings, measured))
@@ -75,14 +75,14 @@ def make_report(subject: Subject, settings: SeriesSettings, measured: SeriesMeas
         for series in measured_series
     }
     if measured.link is not None:
-        figures["loads"] = partial(draw_loads, link=measured.link, projections=settings.projections)
+        figures["loads"] = partial(draw_loads, link=measured.link, projections=settings.projections, shares=shares)
     return Report(
         name="coldstart-series",
         machine=machine(str(subject.device)),
         settings={**_shown(settings), "model": subject.title},
         tables=[table for table in tables if table.rows],
         figures=figures,
-        facts=_facts(measured),
+        facts={f"share of the latency in cold starts, {name}": share for name, share in shares.items()},
         failures=measured.failures,
     )
 
@@ -107,16 +107,6 @@ def _row(result: RowResult, measured: SeriesMeasured) -> tuple[Value, ...]:
         cells += [*shown, over[measure.key]]
     num_cold = sum(not times.was_resident for times in result.times)
     return result.series.name, result.row.name, len(result.times), num_cold / len(result.times), *cells
-
-
-def _facts(measured: SeriesMeasured) -> dict[str, Value]:
-    """The share of a request's time that is spent in cold starts (figure 3 of the paper, left)."""
-    facts: dict[str, Value] = {}
-    for result in measured.results:
-        over = overheads(result, measured)[LATENCY.key]
-        if result.row.name == ON_DEMAND and over is not None:
-            facts[f"share of the latency in cold starts, {result.series.name}, {ON_DEMAND}"] = over / (100 + over)
-    return facts
 
 
 def _loads_table(measured: SeriesMeasured) -> TableData:

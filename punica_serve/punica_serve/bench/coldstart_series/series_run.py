@@ -1,6 +1,7 @@
 """Runs the rows of all series: one engine for each mode of cold starts, one fixed list of arrivals for each series."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rich.progress import Progress
 
@@ -10,6 +11,7 @@ from punica_serve.bench.coldstart_series.series_catalogue import Series
 from punica_serve.bench.coldstart_series.series_engine import SeriesEngine, series_engine
 from punica_serve.bench.coldstart_series.series_rows import SeriesRow
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured, SeriesSettings
+from punica_serve.bench.group_process import measure_in_process
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.token_bar import TokenBar
 from punica_serve.config.engine_section import ColdStart
@@ -39,41 +41,44 @@ def plan_of(settings: SeriesSettings) -> Plan:
 
 def run_series(subject: Subject, settings: SeriesSettings, plan: Plan, progress: Progress) -> SeriesMeasured:
     """A row in which a request fails is not measured; the others go on. Raises RequestFailed if no load works."""
-    runs = _Runs(subject, settings, plan, progress)
+    measured = SeriesMeasured((), None)
     for mode in dict.fromkeys(row.mode for row in settings.rows):
-        runs.run_mode(mode)
-        subject.free_memory()  # no engine is left: the next one sizes its KvCache by what is free
-    return SeriesMeasured(tuple(runs.results), runs.link, tuple(runs.failures))
+        own = measure_in_process(subject, partial(_run_mode, subject, settings, plan, mode, measured.link), progress)
+        measured = SeriesMeasured(measured.results + own.results, own.link, measured.failures + own.failures)
+    return measured
+
+
+def _run_mode(
+    subject: Subject, settings: SeriesSettings, plan: Plan, mode: ColdStart, link: Link | None, progress: Progress
+) -> SeriesMeasured:
+    """The rows of one mode on an engine of their own. Raises RequestFailed if not even one load works.
+
+    ``link``: measured by an earlier mode; None for the first.
+    """
+    num_adapters = max(len({arrival.adapter for arrival in arrivals}) for arrivals in plan.values())
+    rows = [row for row in settings.rows if row.mode == mode]
+    runs = _Runs(plan, progress, len(settings.series) * len(rows))
+    with series_engine(subject, settings, mode, num_adapters + _OTHER_ALIASES, progress) as engine:
+        engine.warm_up()
+        link = _link(engine, settings, link)
+        for series in settings.series:
+            for row in rows:
+                runs.run(engine, series, row)
+    return SeriesMeasured(tuple(runs.results), link, tuple(runs.failures))
 
 
 class _Runs:
-    """The results so far."""
+    """The results of one engine's rows so far."""
 
-    def __init__(self, subject: Subject, settings: SeriesSettings, plan: Plan, progress: Progress) -> None:
+    def __init__(self, plan: Plan, progress: Progress, num_runs: int) -> None:
         self.results: list[RowResult] = []
         self.failures: list[str] = []
-        self.link: Link | None = None
-        self._subject = subject
-        self._settings = settings
         self._plan = plan
         self._progress = progress
         self._bar = TokenBar(progress)
-        self._task = progress.add_task("coldstart-series", total=len(settings.series) * len(settings.rows))
+        self._task = progress.add_task("coldstart-series", total=num_runs)
 
-    def run_mode(self, mode: ColdStart) -> None:
-        """Runs the rows of one mode on an engine of their own. Raises RequestFailed if not even one load works."""
-        num_adapters = max(len({arrival.adapter for arrival in arrivals}) for arrivals in self._plan.values())
-        with series_engine(
-            self._subject, self._settings, mode, num_adapters + _OTHER_ALIASES, self._progress
-        ) as engine:
-            engine.warm_up()
-            self.link = _link(engine, self._settings, self.link)
-            for series in self._settings.series:
-                for row in self._settings.rows:
-                    if row.mode == mode:
-                        self._run(engine, series, row)
-
-    def _run(self, engine: SeriesEngine, series: Series, row: SeriesRow) -> None:
+    def run(self, engine: SeriesEngine, series: Series, row: SeriesRow) -> None:
         """Runs one row, and notes its result or failure."""
         arrivals = self._plan[series.name]
         name = f"{series.name}, {row.name}"

@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.coldstart_series.link_rate import Link
 from punica_serve.bench.coldstart_series.series_catalogue import Series
 from punica_serve.bench.coldstart_series.series_replay import SeriesTimes
 from punica_serve.bench.coldstart_series.series_rows import SeriesRow
-
-#: The projections that adapters change: the paper's, or all seven.
-Projections = Literal["qkv", "all"]
+from punica_serve.bench.host_adapters import Projections
 
 #: Ranks whose load is measured, whatever the series (figure 3 of the paper).
 _LOAD_RANKS = (8, 16, 32, 64, 128)
@@ -25,6 +21,7 @@ class SeriesSettings:
     rows: tuple[SeriesRow, ...]
     #: Time in which requests arrive.
     seconds: float = 60.0
+    #: The paper's, or all seven.
     projections: Projections = "qkv"
     #: The link's rate, which is emulated; None leaves it as it is.
     link_gb_per_s: float | None = None
@@ -43,12 +40,6 @@ class SeriesSettings:
     def num_by_rank(self) -> dict[int, int]:
         """Adapters with bytes of their own, by rank: one where only the load is measured."""
         return {rank: self.num_adapters if rank in self.ranks else 1 for rank in sorted({*self.ranks, *_LOAD_RANKS})}
-
-    def modules(self, model: ModelConfig) -> tuple[str, ...]:
-        """The linear modules that adapters change."""
-        if self.projections == "all":
-            return tuple(model.linear_shapes)
-        return tuple(projection.name for projection in model.spec.group("qkv").projections)
 
     @property
     def deadline_s(self) -> float:

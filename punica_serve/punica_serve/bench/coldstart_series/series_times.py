@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from punica_serve.bench.coldstart_series.series_replay import SeriesTimes
-from punica_serve.bench.coldstart_series.series_rows import CACHED
+from punica_serve.bench.coldstart_series.series_rows import CACHED, ON_DEMAND
 from punica_serve.bench.coldstart_series.series_settings import RowResult, SeriesMeasured
 
 
@@ -43,3 +43,16 @@ def _overhead(measure: Measure, result: RowResult, cached: RowResult | None) -> 
     if cached is None or cached is result or not measure.of(result) or not measure.of(cached):
         return None
     return 100 * (measure.mean_ms(result) / measure.mean_ms(cached) - 1)
+
+
+def cold_start_shares(measured: SeriesMeasured) -> dict[str, float]:
+    """The share of its latency that a request spends in cold starts, by series (figure 3 of the paper, left).
+
+    It is what `on_demand` takes longer than `cached`; series without both rows are left out.
+    """
+    shares = {}
+    for result in measured.results:
+        over = overheads(result, measured)[LATENCY.key]
+        if result.row.name == ON_DEMAND and over is not None:
+            shares[result.series.name] = over / (100 + over)
+    return shares

@@ -45,7 +45,7 @@ def make_report(subject: Subject, settings: FigureSettings, measured: FiguresMea
 
 
 def _tables(subject: Subject, settings: FigureSettings, measured: FiguresMeasured) -> list[TableData]:
-    rows, notes = f"{settings.num_tokens} rows", () if subject.on_gpu else (_NO_GPU,)
+    rows, notes = f"{settings.num_tokens} rows", _missing(subject, settings, measured)
     trips: _Rows = [(trip.way, trip.num_processes, 1e3 * trip.seconds) for trip in measured.round_trips]
     layers: _Rows = [(layer.workers, layer.num_cores, 1e3 * layer.seconds) for layer in measured.layers]
     prefills: _Rows = [(own.waits, own.num_processes, 1e3 * own.seconds) for own in measured.prefills]
@@ -55,6 +55,14 @@ def _tables(subject: Subject, settings: FigureSettings, measured: FiguresMeasure
         TableData("layers", f"Figure 18: x A B of {first}, rank {settings.rank}, {rows}, a layer", _COLUMNS, layers),
         TableData("prefills", f"Figure 16: {first} of all layers, rank {settings.rank}, {rows}", _COLUMNS, prefills),
     ]
+
+
+def _missing(subject: Subject, settings: FigureSettings, measured: FiguresMeasured) -> tuple[str, ...]:
+    """What was not measured, and why."""
+    known = {layer.num_cores for layer in measured.layers}
+    counts = ", ".join(str(count) for count in settings.counts if count not in known)
+    few = f"figures 16 and 18 with {counts} processes: not measured, since so many could not be had"
+    return (*((few,) if counts else ()), *(() if subject.on_gpu else (_NO_GPU,)))
 
 
 def _facts(tables: Sequence[TableData]) -> dict[str, Value]:

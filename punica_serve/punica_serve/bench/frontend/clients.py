@@ -1,4 +1,4 @@
-"""A process of clients: `python -m punica_serve.bench.frontend.clients API PORT SOCKETS REQUESTS PROMPT ANSWER`.
+"""A process of clients: `python -m punica_serve.bench.frontend.clients API PORT SOCKETS REQUESTS`, then a body's load.
 
 Implements the APIs by hand: it sends requests, discards what it receives but for the ends of answers, and then asks
 again, to take little of the machine that the frontend is measured on. It ends when the frontend does.
@@ -7,7 +7,11 @@ again, to take little of the machine that the frontend is measured on. It ends w
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
+from itertools import count, cycle
 from typing import Any
+
+from punica_serve.adapters.dummy import dummy_name
 
 _HANDSHAKE = (
     b"GET /v1/generate/stream HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -15,6 +19,9 @@ _HANDSHAKE = (
 )
 _READ_BYTES = 1 << 20
 _RETRY_S = 0.1
+
+#: The paths of server-sent events.
+_PATHS = {"http": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/v1/generate"}
 
 #: A token id of the demo with a text.
 _TOKEN_ID = 20
@@ -27,29 +34,34 @@ def _masked(text: bytes) -> bytes:
     return b"\x81\xfe" + len(text).to_bytes(2) + bytes(4) + text
 
 
-def _ask(number: int, sampling: dict[str, Any], num_prompt: int) -> bytes:
-    frame = {"op": "generate", "request_id": str(number), "input_ids": [_TOKEN_ID] * num_prompt, **sampling}
+def _ask(number: int, fields: dict[str, Any]) -> bytes:
+    frame = {"op": "generate", "request_id": str(number), **fields}
     return _masked(json.dumps(frame).ljust(126).encode())
 
 
-def _route(api: str, num_prompt: int) -> tuple[str, dict[str, Any]]:
-    """The path of an API of server-sent events, and the fields of its prompt."""
+def _bodies(api: str, num_prompt: int, num_answer: int, num_adapters: int) -> list[dict[str, Any]]:
+    """A request's fields for each adapter, or for the base model if there are none."""
+    prompt = _prompt(api, num_prompt)
+    sampling = {"max_tokens": num_answer, "ignore_eos": True, "temperature": 0.0}
+    field = "model" if api in ("http", "chat") else "lora_id"
+    names = [{field: dummy_name(number)} for number in range(num_adapters)] or [{}]
+    return [{**prompt, **sampling, **name} for name in names]
+
+
+def _prompt(api: str, num_prompt: int) -> dict[str, Any]:
     ids = [_TOKEN_ID] * num_prompt
     match api:
         case "http":
-            return "/v1/completions", {"prompt": ids}
+            return {"prompt": ids}
         case "chat":
-            return "/v1/chat/completions", {"messages": [{"role": "user", "content": "1" * num_prompt}]}
-        case "generate":
-            return "/v1/generate", {"input_ids": ids}
+            return {"messages": [{"role": "user", "content": "1" * num_prompt}]}
         case _:
-            raise ValueError(f"no API {api!r}")
+            return {"input_ids": ids}
 
 
-def _post(api: str, sampling: dict[str, Any], num_prompt: int) -> bytes:
-    path, prompt = _route(api, num_prompt)
-    body = json.dumps({**prompt, "stream": True, **sampling}).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+def _post(api: str, fields: dict[str, Any]) -> bytes:
+    body = json.dumps({**fields, "stream": True}).encode()
+    head = f"POST {_PATHS[api]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -61,17 +73,16 @@ async def _connection(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
             await asyncio.sleep(_RETRY_S)
 
 
-async def _hold_socket(port: int, num_requests: int, sampling: dict[str, Any], num_prompt: int) -> None:
+async def _hold_socket(port: int, num_requests: int, bodies: Iterator[dict[str, Any]]) -> None:
     """Begins as many requests as end, under new ids."""
     reader, writer = await _connection(port)
     writer.write(_HANDSHAKE)
     await reader.readuntil(b"\r\n\r\n")
-    number, num_free = 0, num_requests
+    numbers, num_free = count(), num_requests
     kept = b""
     while True:
         for _ in range(num_free):
-            writer.write(_ask(number, sampling, num_prompt))
-            number += 1
+            writer.write(_ask(next(numbers), next(bodies)))
         if not (data := await reader.read(_READ_BYTES)):
             return
         kept += data
@@ -80,25 +91,29 @@ async def _hold_socket(port: int, num_requests: int, sampling: dict[str, Any], n
         kept = kept[kept.rfind(_LAST_FRAME) + len(_LAST_FRAME) :] if num_free else kept[-len(_LAST_FRAME) :]
 
 
-async def _hold_stream(port: int, post: bytes) -> None:
+async def _hold_stream(port: int, posts: Iterator[bytes]) -> None:
     reader, writer = await _connection(port)
-    writer.write(post)
+    writer.write(next(posts))
     end = b""
     while data := await reader.read(_READ_BYTES):
         end = (end + data)[-len(_LAST_CHUNK) :]
         if end == _LAST_CHUNK:
             end = b""
-            writer.write(post)
+            writer.write(next(posts))
 
 
-async def _run(api: str, port: int, num_sockets: int, num_requests: int, num_prompt: int, num_answer: int) -> None:
-    """A websocket has all its requests; each stream of server-sent events has a connection of its own."""
-    sampling = {"max_tokens": num_answer, "ignore_eos": True, "temperature": 0.0}
+async def _run(api: str, port: int, num_sockets: int, num_requests: int, *load: int) -> None:
+    """A websocket has all its requests; each stream of server-sent events has a connection of its own.
+
+    Requests take the adapters in turn. ``load`` is as in ``_bodies``.
+    """
+    bodies = _bodies(api, *load)
     if api == "websocket":
-        await asyncio.gather(*(_hold_socket(port, num_requests, sampling, num_prompt) for _ in range(num_sockets)))
+        in_turn = cycle(bodies)
+        await asyncio.gather(*(_hold_socket(port, num_requests, in_turn) for _ in range(num_sockets)))
     else:
-        post = _post(api, sampling, num_prompt)
-        await asyncio.gather(*(_hold_stream(port, post) for _ in range(num_sockets * num_requests)))
+        posts = cycle([_post(api, fields) for fields in bodies])
+        await asyncio.gather(*(_hold_stream(port, posts) for _ in range(num_sockets * num_requests)))
 
 
 if __name__ == "__main__":

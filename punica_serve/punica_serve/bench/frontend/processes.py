@@ -19,7 +19,9 @@ _PROC = Path("/proc")
 
 
 @contextmanager
-def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) -> Iterator[ProcessFigures]:
+def frontend_process(
+    folder: Path, port: int, scheduler_url: str, token: str, num_adapters: int
+) -> Iterator[ProcessFigures]:
     """Runs a frontend with the demo's model; ``folder`` gets its config. Raises ConfigError if it can't be measured
     here.
     """
@@ -27,7 +29,12 @@ def frontend_process(folder: Path, port: int, scheduler_url: str, token: str) ->
         raise ConfigError("bench frontend reads processes' times from /proc, so it needs Linux")
     config = folder / "frontend.yaml"
     # A registry of its own: other frontends of this user share the default one, and would wait for each other.
-    settings = {"engine": {"model": "demo:model"}, "frontend": {"port": port}, "data_folder": str(folder)}
+    settings = {
+        "engine": {"model": "demo:model"},
+        "dummy_adapters": {"count": num_adapters},
+        "frontend": {"port": port},
+        "data_folder": str(folder),
+    }
     config.write_text(yaml.safe_dump(settings))
     link = ("--config", str(config), "--scheduler-url", scheduler_url, "--log-level", "warning")
     with _running("punica_serve.cli", ["frontend", *link], {TOKEN_ENV: token}) as pid:

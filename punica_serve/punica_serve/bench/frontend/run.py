@@ -28,6 +28,7 @@ _COLUMNS = (
     Column("num_connections", "connections"),
     Column("num_requests", "requests"),
     Column("answer_tokens", "tokens each"),
+    Column("num_adapters", "adapters"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("us_per_token", "frontend CPU µs/token", ".1f"),
     Column("loop_ns", "Python loop, ns", ".0f"),
@@ -56,6 +57,7 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
         settings.num_connections,
         settings.num_requests,
         settings.answer_tokens,
+        settings.num_adapters,
         measured.num_tokens / measured.seconds,
         1e6 * measured.cpu_s / measured.num_tokens,
         (loop_before_ns + loop_ns()) / 2,
@@ -74,13 +76,13 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Fr
     token = secrets.token_hex(16)
     scheduler = PlayedScheduler(token, settings.num_gpus)
     (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
-    lengths = (settings.prompt_tokens, settings.answer_tokens)
-    load = (settings.api, port, settings.num_sockets, settings.requests_per_socket, *lengths)
+    bodies = (settings.prompt_tokens, settings.answer_tokens, settings.num_adapters)
+    load = (settings.api, port, settings.num_sockets, settings.requests_per_socket, *bodies)
     async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler_port:
         url = f"ws://127.0.0.1:{scheduler_port}"
         with (
             tempfile.TemporaryDirectory() as folder,
-            frontend_process(Path(folder), port, url, token) as process,
+            frontend_process(Path(folder), port, url, token, settings.num_adapters) as process,
             clients_process(*load),
         ):
             await _until(lambda: scheduler.num_requests == settings.num_requests)

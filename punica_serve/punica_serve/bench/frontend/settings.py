@@ -23,6 +23,8 @@ class FrontendSettings:
     #: Lengths of each request. A chat's prompt is one message of as many letters.
     prompt_tokens: int
     answer_tokens: int
+    #: Requests take them in turn; 0: the base model serves all.
+    num_adapters: int = 0
 
     @property
     def num_requests(self) -> int:

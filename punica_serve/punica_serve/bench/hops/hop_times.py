@@ -27,7 +27,9 @@ HOPS = {
 }
 
 #: A prefill's attributes that have times, in µs.
-_ATTRIBUTES = {"launch lead": "punica.launch_lead_us", "launched early": "punica.launched_early_us"}
+_ATTRIBUTES = {"punica.launch_lead_us": "launch lead", "punica.launched_early_us": "launched early"}
+#: Before the number of another rank of a group, for its own time of the same.
+_RANK = ".rank_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,25 @@ def hop_times_s(
                 times[hop].append(1e-9 * (end_ns - start_ns))
             total_ns = request.first_token_ns - request.sent_ns
             prefill = trace["prefill"]
-            for hop, attribute in _ATTRIBUTES.items():
-                if attribute in prefill.attributes:
-                    times[hop].append(1e-6 * float(prefill.attributes[attribute]))
+            for attribute, value in prefill.attributes.items():
+                if (launch := _launch_hop(attribute)) is not None:
+                    times.setdefault(launch, []).append(1e-6 * float(value))
             times["to the first token"].append(1e-9 * (total_ns - (prefill.end_ns - prefill.start_ns)))
             if number + 1 < len(requests):
                 _add_freed_place(times, request, trace, requests[number + 1], traces)
     return times
+
+
+def includes(hop: str) -> str:
+    """Describes a hop. A hop of another rank includes the same as its leader's."""
+    return HOPS[hop.partition(",")[0]]
+
+
+def _launch_hop(attribute: str) -> str | None:
+    """The hop of a prefill's attribute, if it has a time."""
+    name, _, rank = attribute.partition(_RANK)
+    hop = _ATTRIBUTES.get(name)
+    return f"{hop}, rank {rank}" if hop and rank else hop
 
 
 def _first_token_hops(request: ClientTimes, trace: Mapping[str, ReceivedSpan]) -> list[tuple[str, int, int]]:

@@ -34,7 +34,7 @@ class HopSettings:
     """One run."""
 
     num_clients: int = 1
-    #: Of each client.
+    #: Each client's.
     num_requests: int = 50
     prompt_tokens: int = 160
     answer_tokens: int = 16

@@ -9,6 +9,7 @@ class LayerSection(StrEnum):
 
     PROJECTIONS = "projections"
     PREFILLS = "prefills"
+    LORA_PARTS = "lora-parts"
     FIGURE10 = "figure10"
 
 
@@ -20,6 +21,8 @@ class LayerSizes(NamedTuple):
     batches: tuple[int, ...]
     #: Batch sizes of the seven projections.
     projection_batches: tuple[int, ...]
+    #: Batch sizes of LoRA by part.
+    part_batches: tuple[int, ...]
     #: Prompts of steps with a prefill, and the decodes beside each.
     prompts: tuple[int, ...]
     beside_prefill: int
@@ -27,11 +30,29 @@ class LayerSizes(NamedTuple):
     replays: int
 
 
-#: The paper's.
+#: The paper's, and larger batches and prompts for what LoRA adds.
 GPU_SIZES = LayerSizes(
-    ("llama-2-7b", "llama-2-13b"), (512, 2048), (1, 2, 4, 8, 16, 32), (32, 64), (512, 2048), 31, 8, 7
+    shapes=("llama-2-7b", "llama-2-13b"),
+    contexts=(512, 2048),
+    batches=(1, 2, 4, 8, 16, 32),
+    projection_batches=(32, 64),
+    part_batches=(64, 128, 256),
+    prompts=(512, 1024, 2048),
+    beside_prefill=31,
+    layers=8,
+    replays=7,
 )
 #: A CPU checks layers, and gives no figures. All of it takes about a minute.
-CPU_SIZES = LayerSizes(("llama-2-7b",), (128,), (1, 4), (4,), (64,), 3, 1, 1)
+CPU_SIZES = LayerSizes(
+    shapes=("llama-2-7b",),
+    contexts=(128,),
+    batches=(1, 4),
+    projection_batches=(4,),
+    part_batches=(4,),
+    prompts=(64,),
+    beside_prefill=3,
+    layers=1,
+    replays=1,
+)
 #: Larger ones take a CPU too long.
 LARGEST_CPU_SIZES = CPU_SIZES._replace(contexts=(1024,), batches=(32,), prompts=(256,), layers=2, replays=3)

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from rich.progress import Progress
 
-from punica_serve.bench.layer import figure10, prefills, projections
+from punica_serve.bench.layer import figure10, lora_parts, prefills, projections
 from punica_serve.bench.layer.layer_sizes import LayerSection
 from punica_serve.bench.layer.setting import LayerBench, LayerSettings
 from punica_serve.bench.report import Draw, Report, TableData, machine
@@ -17,6 +17,7 @@ from punica_serve.engine.memory.device_memory import open_device
 _MODULES: dict[LayerSection, ModuleType] = {
     LayerSection.PROJECTIONS: projections,
     LayerSection.PREFILLS: prefills,
+    LayerSection.LORA_PARTS: lora_parts,
     LayerSection.FIGURE10: figure10,
 }
 
@@ -33,7 +34,8 @@ def run(settings: LayerSettings, sections: Sequence[LayerSection], device: str, 
     tables: list[TableData] = []
     figures: dict[str, Draw] = {}
     failures: list[str] = []
-    for module in (_MODULES[section] for section in LayerSection if section in sections):
+    for section in (section for section in LayerSection if section in sections):
+        module = _MODULES[section]
         measure: Callable[[LayerBench], TableData] = module.measure
         try:
             with torch.inference_mode():
@@ -42,6 +44,6 @@ def run(settings: LayerSettings, sections: Sequence[LayerSection], device: str, 
             failures.append(f"{module.__name__}: {error}")
             continue
         tables.append(table)
-        figures[table.name] = partial(module.draw, table)
+        figures[section.value] = partial(module.draw, table)
     described = {**asdict(settings), "models": [model.name for model in settings.models], "sections": list(sections)}
     return Report("layer", machine(device), described, tables, figures, failures=failures)

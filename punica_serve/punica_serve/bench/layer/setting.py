@@ -24,11 +24,13 @@ class LayerSettings:
     batch_sizes: tuple[int, ...] = GPU_SIZES.batches
     #: Batch sizes of the seven projections.
     projection_batch_sizes: tuple[int, ...] = GPU_SIZES.projection_batches
-    #: Prompts of the section with prefills, and the decodes beside each.
+    #: Batch sizes of LoRA by part.
+    part_batch_sizes: tuple[int, ...] = GPU_SIZES.part_batches
+    #: Prompts of the sections with prefills, and the decodes beside each.
     prompt_lengths: tuple[int, ...] = GPU_SIZES.prompts
     num_beside_prefill: int = GPU_SIZES.beside_prefill
     rank: int = 16
-    #: Of the adapters for which LoRA's tables have room.
+    #: LoRA's tables have room for adapters within these.
     limits: LoraLimits = USUAL_LIMITS
     #: Layers with separate weights in one CUDA graph; results are means over them.
     num_layers: int = GPU_SIZES.layers
@@ -44,7 +46,8 @@ class LayerSettings:
         """Raises ConfigError, by option, for sizes that take too long on a CPU."""
         largest = LARGEST_CPU_SIZES
         check_cpu_size("--context", max(self.context_lengths), max(largest.contexts))
-        check_cpu_size("--batch", max(*self.batch_sizes, *self.projection_batch_sizes), max(largest.batches))
+        batch_sizes = (*self.batch_sizes, *self.projection_batch_sizes, *self.part_batch_sizes)
+        check_cpu_size("--batch", max(batch_sizes), max(largest.batches))
         check_cpu_size("--prompt", max(self.prompt_lengths), max(largest.prompts))
         check_cpu_size("--layers", self.num_layers, largest.layers)
         check_cpu_size("--replays", self.num_replays, largest.replays)

@@ -20,7 +20,9 @@ _MODULE = "punica_serve.bench.limited_store.fetch_process"
 class AdapterFetcher:
     """Asks the process, and hears its answers on a thread."""
 
-    def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
+    def __init__(self, process: int, requests: IO[bytes], answers: IO[bytes]) -> None:
+        #: Its number.
+        self.process = process
         self._requests = requests
         self._answers = answers
         self._fetches: dict[str, Future[Path]] = {}
@@ -29,9 +31,11 @@ class AdapterFetcher:
         self._lock = Lock()
 
     def fetch(self, ref: AdapterRef) -> "Future[Path]":
-        """The adapter's folder on this machine, AdapterRejected or StoreUnavailable."""
+        """The adapter's folder on this machine, AdapterRejected or StoreUnavailable. Before its answer it is shared."""
         future: Future[Path] = Future()
         with self._lock:
+            if ref.digest in self._fetches:
+                return self._fetches[ref.digest]
             if not self._has_ended:
                 self._fetches[ref.digest] = future
                 with suppress(OSError):  # its output ends too, which ends the fetch
@@ -63,7 +67,7 @@ def adapter_fetcher(folder: Path, budget_bytes: int, options: Mapping[str, Any])
     """Fetches to ``folder``, a host's adapter cache. ``options``: fsspec's, for the store."""
     with child_program(_MODULE, [str(folder), str(budget_bytes), json.dumps(dict(options))]) as child:
         assert child.stdin is not None and child.stdout is not None
-        fetcher = AdapterFetcher(child.stdin, child.stdout)
+        fetcher = AdapterFetcher(child.pid, child.stdin, child.stdout)
         hearing = Thread(target=fetcher.hear, name="adapter-fetcher")
         hearing.start()
         try:

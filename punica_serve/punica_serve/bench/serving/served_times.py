@@ -89,7 +89,7 @@ class LongPromptResult:
     #: Long prompts that got their first token.
     num_prompts: int
     first_token_ms: Percentiles
-    #: Of requests that were sent while a long prompt came in, and of tokens between which one came in.
+    #: Times of requests that were sent while a long prompt came in, and of tokens between which one came in.
     beside: LoadTimes
     without: LoadTimes
     #: The first one's that failed.

@@ -33,7 +33,7 @@ def _goals(rows: Sequence[ServingRow]) -> Iterator[Goal]:
 
 
 def _added(served_ms: Percentiles, engine_ms: Percentiles) -> float | None:
-    """What the stack adds to the p50."""
+    """By how much the stack lengthens the p50."""
     served, engine = served_ms[0], engine_ms[0]
     return None if served is None or engine is None else served - engine
 

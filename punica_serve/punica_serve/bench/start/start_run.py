@@ -1,24 +1,17 @@
 """Starts engines in turn, each in a process of its own, and compares a group with one device."""
 
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from punica_serve.bench.report import Column, Report, TableData, Value, host_facts
+from punica_serve.bench.start.started_engine import Phases, Start, start_once
 from punica_serve.config.device_groups import neighbours
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.process.death_reason import death_reason
-
-#: For the largest models, whose weights come from a disk.
-_TIMEOUT_S = 900.0
-_MODULE = "punica_serve.bench.start.start_process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +25,8 @@ class StartSettings:
     tensor_parallel: int
     #: Starts of each that are measured, after one that compiles kernels and fills the page cache.
     num_rounds: int
+    #: Seconds that one start may take, to its end.
+    timeout_s: float
 
     @property
     def devices(self) -> tuple[str, str]:
@@ -39,23 +34,15 @@ class StartSettings:
         return self.device, neighbours(self.device, self.tensor_parallel)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start: seconds from the beginning of its process until it was ready, and of each phase, by rank."""
-
-    total_s: float
-    by_rank: Sequence[Mapping[str, float]]
-
-
 def run(settings: StartSettings, progress: Progress) -> Report:
     """Measures the starts in turn. One that fails ends the benchmark, and is told."""
-    task = progress.add_task("start", total=2 * (settings.num_rounds + 1))
+    task = progress.add_task("starts", total=2 * (settings.num_rounds + 1))
     starts: dict[str, list[Start]] = {device: [] for device in settings.devices}
     failures = []
     try:
         for number in range(settings.num_rounds + 1):
             for device, measured in starts.items():
-                start = start_once(settings.config, device)
+                start = start_once(settings.config, device, settings.timeout_s, partial(_show, progress, task, device))
                 if number:
                     measured.append(start)
                 progress.advance(task)
@@ -64,17 +51,8 @@ def run(settings: StartSettings, progress: Progress) -> Report:
     return make_report(settings, starts, failures)
 
 
-def start_once(config: EngineConfig, device: str) -> Start:
-    """Starts an engine and ends it. Raises RuntimeError if it can't be started."""
-    command = [sys.executable, "-P", "-m", _MODULE, config.model_dump_json(), device, f"{time.monotonic()}"]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{device} was not ready within {_TIMEOUT_S:g} s") from None
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [death_reason(done.returncode)]
-        raise RuntimeError(f"{device} can't be started: {last[0]}")
-    return Start(**json.loads(done.stdout.splitlines()[-1]))
+def _show(progress: Progress, task: TaskID, device: str, phases: Phases) -> None:
+    progress.update(task, description=f"start of {device}: {phases}")
 
 
 def make_report(settings: StartSettings, starts: Mapping[str, Sequence[Start]], failures: Sequence[str] = ()) -> Report:

@@ -12,6 +12,7 @@ from punica_serve.cli.bench.engine_options import (
     EngineDeviceOption,
     RankOption,
     ShapeOption,
+    TensorParallelOption,
     subject_of,
 )
 
@@ -23,6 +24,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
+    tensor_parallel: TensorParallelOption = 1,
     largest: Annotated[int, typer.Option(min=1, max=1_024, help="Largest decode batch.")] = 256,
     rank: RankOption = 16,
     out: OutOption = DEFAULT_OUT,
@@ -31,7 +33,7 @@ def command(
     from punica_serve.bench.batching import BatchingSettings
 
     sizes = tuple(size for size in BatchingSettings().decode_batches if size <= largest)
-    subject = subject_of(config, shape, device)
+    subject = subject_of(config, shape, device, tensor_parallel=tensor_parallel)
     settings = BatchingSettings(decode_batches=sizes, rank=rank, auto_context=subject.config.target_context)
 
     def benchmark(progress: Progress) -> "Report":

@@ -1,10 +1,7 @@
 """Options, progress bar and output of the benchmark commands."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,12 +10,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from punica_serve.cli.progress_lines import shown_progress
 from punica_serve.process.outputs import check_folder, writing
 
 if TYPE_CHECKING:
@@ -31,16 +28,12 @@ DEFAULT_OUT = Path("bench-results")
 DEFAULT_DEVICE = "cuda:0"
 
 _FILE_WIDTH = 200
-_TOLD_EVERY_S = 10.0
 
 
 def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s: float = 10.0) -> None:
-    """Runs a benchmark with a progress bar, prints its tables, and writes its JSON and pictures into ``out``.
+    """Runs a benchmark, shows its progress, prints its tables, and writes its JSON and pictures into ``out``.
 
-    Where no terminal shows the bar, lines on stderr tell how far it is.
-
-    If a part of it failed, exits with code 1 after writing the rest. Drawing the bar takes this process a few
-    milliseconds, ``refresh_per_s`` times a second.
+    If a part of it failed, exits with code 1 after writing the rest.
     """
     from punica_serve.bench.report import leave
 
@@ -48,37 +41,12 @@ def measure(benchmark: Callable[[Progress], "Report"], out: Path, refresh_per_s:
     console = make_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, *times, console=console, transient=True, refresh_per_second=refresh_per_s)
-    with bar as progress, nullcontext() if console.is_terminal else _telling(progress):
+    with shown_progress(console, *columns, *times, refresh_per_s=refresh_per_s) as progress:
         report = benchmark(progress)
     with writing(out):
         leave(report, out, console)
     if report.failures:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _telling(progress: Progress) -> Iterator[None]:
-    """Writes a line about the newest task to stderr, again and again while the context is open."""
-    ended = Event()
-
-    def tell() -> None:
-        while not ended.wait(_TOLD_EVERY_S):
-            if progress.tasks:
-                print(_line(progress.tasks[-1]), file=sys.stderr, flush=True)
-
-    teller = Thread(target=tell, name="progress", daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        teller.join()
-
-
-def _line(task: Task) -> str:
-    done = f"{task.completed:g}" if task.total is None else f"{task.completed:g} of {task.total:g}"
-    return f"{task.description}: {done}, {task.elapsed or 0:.0f} s"
 
 
 def make_console() -> Console:

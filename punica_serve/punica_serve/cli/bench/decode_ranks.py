@@ -11,6 +11,7 @@ from punica_serve.cli.bench.engine_options import (
     EngineConfigOption,
     EngineDeviceOption,
     ShapeOption,
+    TensorParallelOption,
     subject_of,
 )
 
@@ -19,6 +20,7 @@ def command(
     config: EngineConfigOption = None,
     shape: ShapeOption = None,
     device: EngineDeviceOption = None,
+    tensor_parallel: TensorParallelOption = 1,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, max=1_024, help="Batch sizes; default 1, 8, 16, 24, 32.")
     ] = None,
@@ -30,4 +32,8 @@ def command(
 
     sizes = tuple(sorted(set(batch or (1, 8, 16, 24, 32))))
     settings = DecodeRanksSettings(batch_sizes=sizes, num_context_tokens=context)
-    measure(partial(measure_all, subject_of(config, shape, device), settings), out, REFRESH_PER_S)
+    measure(
+        partial(measure_all, subject_of(config, shape, device, tensor_parallel=tensor_parallel), settings),
+        out,
+        REFRESH_PER_S,
+    )

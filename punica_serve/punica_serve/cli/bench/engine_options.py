@@ -84,14 +84,26 @@ def engine_of(config: Path | None, shape: str | None, device: str | None) -> tup
 
 
 def subject_of(
-    config: Path | None, shape: str | None, device: str | None, rank: Rank = SINGLE, tensor_parallel: int = 1
+    config: Path | None,
+    shape: str | None,
+    device: str | None,
+    rank: Rank = SINGLE,
+    tensor_parallel: int | None = None,
 ) -> "Subject":
-    """The engine to measure: a device, one rank of several by itself, or a group. Raises ConfigError."""
+    """The engine to measure: a device, one rank of several by itself, or a group.
+
+    ``tensor_parallel``: None where the command can't measure groups. Raises ConfigError.
+    """
     from punica_serve.bench.subject import Subject
-    from punica_serve.config.device_groups import neighbours
+    from punica_serve.config.device_groups import neighbours, ranks_of
     from punica_serve.errors import ConfigError
 
     engine, first = engine_of(config, shape, device)
+    if tensor_parallel is None and len(ranks_of(first)) > 1:
+        message = f"this command measures one device, and {first!r} is a group; name one device by `--device`"
+        raise ConfigError(message, param="device")
+    if tensor_parallel is None:
+        return Subject.of(engine, first)
     if tensor_parallel > 1 and rank.size > 1:
         raise ConfigError("`--shard` measures one rank and `--tensor-parallel` all; give only one", param="shard")
     if rank.size > 1:

@@ -28,6 +28,9 @@ def command(
     answer_tokens: Annotated[
         int, typer.Option(min=1, max=1_000, help="Tokens of each answer; its client then asks again.")
     ] = 900,
+    adapters: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Adapters that requests take in turn; 0: the base model alone.")
+    ] = 0,
     seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="Measured seconds.")] = 10.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
@@ -35,5 +38,6 @@ def command(
     from punica_serve.bench.frontend.run import run
     from punica_serve.bench.frontend.settings import FrontendSettings
 
-    settings = FrontendSettings(api, sockets, requests, gpus, tokens_per_s, seconds, prompt_tokens, answer_tokens)
+    lengths = (prompt_tokens, answer_tokens)
+    settings = FrontendSettings(api, sockets, requests, gpus, tokens_per_s, seconds, *lengths, adapters)
     measure(partial(run, settings), out, refresh_per_s=2.0)

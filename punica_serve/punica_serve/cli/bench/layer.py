@@ -29,12 +29,13 @@ def command(
         typer.Option(
             min=1,
             max=1_024,
-            help="Batches of decodes; default 1 to 32 for figure10 and 32, 64 for projections, on a CPU 1 and 4.",
+            help="Batches of decodes; default 1 to 32 for figure10, 32 and 64 for projections, 64, 128 and 256 for "
+            "lora-parts; on a CPU 1 and 4.",
         ),
     ] = None,
     prompt: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=65_536, help="Prompts beside decodes; default 512 and 2048, on a CPU 64."),
+        typer.Option(min=1, max=65_536, help="Prompts beside decodes; default 512, 1024 and 2048, on a CPU 64."),
     ] = None,
     rank: Annotated[int, typer.Option(min=8, max=128, help="Rank of all adapters.")] = 16,
     max_lora_rank: Annotated[
@@ -67,6 +68,7 @@ def command(
         context_lengths=tuple(context or usual.contexts),
         batch_sizes=tuple(sorted(batch or usual.batches)),
         projection_batch_sizes=tuple(sorted(batch or usual.projection_batches)),
+        part_batch_sizes=tuple(sorted(batch or usual.part_batches)),
         prompt_lengths=tuple(prompt or usual.prompts),
         num_beside_prefill=usual.beside_prefill,
         rank=rank,

@@ -28,6 +28,7 @@ from punica_serve.cli.bench.serving_options import (
     parse_names,
 )
 from punica_serve.cli.options import KeyOption
+from punica_serve.cli.progress_lines import shown_progress
 from punica_serve.process.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _write_peer_files(folder: Path, cluster: "ClusterConfig", count: int, rank: 
     check_folder(folder, "--peer-files")
     engine = cluster.engine.model_copy(update={"max_batch_size": batch_size or cluster.engine.max_batch_size})
     console = make_console()
-    with Progress(console=console, transient=True) as progress:
+    with shown_progress(console) as progress:
         model = read_model_config(engine.model)
         script = write_peer_files(folder, engine, model, num_adapters=count, rank=rank, progress=progress)
     console.print(f"wrote {script}; run it with sh, then measure with --url http://127.0.0.1:8000", soft_wrap=True)

@@ -17,13 +17,16 @@ def command(
         int, typer.Option("--tensor-parallel", min=2, max=64, metavar="SIZE", help="Devices of the group.")
     ] = 2,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Starts of each; results are medians.")] = 3,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=86_400, metavar="SECONDS", help="That one start and its end may take.")
+    ] = 900.0,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Measure how long a group takes to start, beside one device: processes in turn, from their beginning on.
 
-    A start of each comes before, which compiles kernels.
+    A start of each comes before, which compiles kernels. The progress bar names the phase that each rank is in.
     """
     from punica_serve.bench.start.start_run import StartSettings, run
 
     engine, first = engine_of(config, shape, device)
-    measure(partial(run, StartSettings(engine, first, tensor_parallel, rounds)), out)
+    measure(partial(run, StartSettings(engine, first, tensor_parallel, rounds, timeout)), out)

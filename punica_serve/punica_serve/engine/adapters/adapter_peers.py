@@ -27,7 +27,7 @@ class AdapterPeers(Protocol):
     """Called on the step loop's thread; no call blocks."""
 
     def read(self, ref: AdapterRef) -> None:
-        """Tells that an adapter is being read to host memory; its files are on this host."""
+        """Tells that an adapter is being read to host memory. Its files are on all hosts, or are coming to them."""
         ...
 
     def copy(self, ref: AdapterRef, pages: AdapterPages, own: "Future[None]", *, by_layer: bool) -> GroupCopy:

@@ -79,12 +79,11 @@ class AdapterTable:
 
     def has_room_for(self, ref: AdapterRef) -> bool:
         """Whether the pool can hold this adapter beside all that are in use."""
-        used = [e for e in self._entries.values() if e.refcount and e.ref.digest != ref.digest]
-        taken = Counter[LoraGroup]()
-        for entry in used:
-            taken.update(pages_needed(entry.ref.ranks))
+        used = [e.num_pages for e in self._entries.values() if e.refcount and e.ref.digest != ref.digest]
         needed, total = pages_needed(ref.ranks), self._pool.num_pages
-        return all(count + taken[group] <= total[group] for group, count in needed.items())
+        return all(
+            count + sum([pages.get(group, 0) for pages in used]) <= total[group] for group, count in needed.items()
+        )
 
     @property
     def unused(self) -> list[AdapterEntry]:

@@ -5,6 +5,7 @@ on, it wakes once, when all have come: each time it would take the GIL from the 
 a moment asks whether anything can still come; a disk that is slow is waited for.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -137,4 +138,6 @@ class ChunkReads:
 def _error_of(number: int) -> Exception:
     if number == INVALID:
         return PackedFileInvalid("it is damaged, cut short, or of another adapter or layout")
+    if number == errno.EPERM:  # `open_own_file` has refused it
+        return PermissionError(number, "others may have written it, or it is not a file, so it is not trusted")
     return OSError(number, os.strerror(number))

@@ -7,6 +7,7 @@ step has ended (its fence).
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -15,6 +16,8 @@ from punica_serve.engine.adapters.layer_arrival import LayerArrival
 
 #: Growth of the slowest rate from one copy to the next, so that it follows faster copies.
 _SLOWLY = 1.05
+#: Recent copies of which the median counts as typical: a hiccup is forgotten after a few.
+_NUM_RATES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class CopyForecast:
         self._under_way: list[CopyUnderWay] = []
         #: Bytes per second of the slowest recent copy; unknown at first.
         self._rate = 0.0
+        #: Of the newest copies.
+        self._rates: tuple[float, ...] = ()
 
     def add(self, copy: CopyUnderWay) -> None:
         """Adds a copy that was queued behind the others."""
@@ -78,25 +83,36 @@ class CopyForecast:
         """Records the time of a copy that had the link for itself. Any thread may call it."""
         if duration_s > 0:
             rate = num_bytes / duration_s
+            self._rates = (*self._rates, rate)[-_NUM_RATES:]
             self._rate = min(rate, self._rate * _SLOWLY) if self._rate else rate
 
     def hold_s(self, arrival: LayerArrival, step: StepForecast) -> float | None:
-        """The longest time that the step would wait for layers of this copy; None if that is unknown."""
-        arrives_in_s = self.arrives_in_s(arrival, step)
+        """The longest time that the step would wait for layers of this copy; None if that is unknown.
+
+        Its decodes are held as long, so the slowest recent copy counts.
+        """
+        arrives_in_s = self._arrives_in_s(arrival, step, self._rate)
         return None if arrives_in_s is None else hold_s(arrives_in_s, step)
 
     def arrives_in_s(self, arrival: LayerArrival, step: StepForecast) -> list[float] | None:
-        """Seconds until each group of layers is there, 0 once it is; None if that is unknown."""
+        """Seconds until each group of layers is there, 0 once it is; None if that is unknown.
+
+        For a choice between waiting and doing without the copy, so it is taken to be as fast as usual: the slowest rate
+        would favour the latter for dozens of copies after a slow one, as the first often is.
+        """
+        return self._arrives_in_s(arrival, step, median(self._rates or (0.0,)))
+
+    def _arrives_in_s(self, arrival: LayerArrival, step: StepForecast, rate: float) -> list[float] | None:
         bytes_ahead, is_fenced = 0.0, False
         for copy in self._under_way:
             is_fenced |= copy.is_fenced
             if copy.arrival is arrival:
-                if not self._rate:
+                if not rate:
                     return None
-                left = (copy.bytes_left(number + 1, self._rate) for number in range(copy.num_groups))
+                left = (copy.bytes_left(number + 1, rate) for number in range(copy.num_groups))
                 begins_s = step.starts_in_s if is_fenced else 0.0
-                return [begins_s + (bytes_ahead + own) / self._rate if own else 0.0 for own in left]
-            bytes_ahead += copy.bytes_left(copy.num_groups, self._rate)
+                return [begins_s + (bytes_ahead + own) / rate if own else 0.0 for own in left]
+            bytes_ahead += copy.bytes_left(copy.num_groups, rate)
         return []
 
 

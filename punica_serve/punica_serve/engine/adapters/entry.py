@@ -17,6 +17,7 @@ from enum import Enum
 import torch
 
 from punica_serve.adapters.folder import unreadable
+from punica_serve.base_model.lora_layout import pages_needed
 from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.layer_arrival import Arrival
@@ -25,7 +26,7 @@ from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.errors import AdapterRejected, PunicaError, RequestFailed, StoreUnavailable
 from punica_serve.errors.invariants import require
-from punica_serve.protocol import AdapterRef
+from punica_serve.protocol import AdapterRef, LoraGroup
 
 
 class AdapterState(Enum):
@@ -90,8 +91,13 @@ class AdapterEntry:
     fence: torch.cuda.Event | None = None
     #: It is evicted, from host memory too, when its last user ends.
     is_unwanted: bool = False
-    #: Of the load that a request waits for.
+    #: Traces the load that a request waits for.
     trace: LoadTrace | None = None
+    #: The pages that it takes on the device, whether it has them or not.
+    num_pages: dict[LoraGroup, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_pages = pages_needed(self.ref.ranks)
 
     @property
     def is_evictable(self) -> bool:
@@ -238,5 +244,5 @@ def _client_message(error: BaseException) -> str:
     if isinstance(error, PunicaError):
         return error.message
     if isinstance(error, OSError) and error.filename:
-        return unreadable(error).message
+        return f"{unreadable(error).message}; register it again, or ask the operator, whose log names the folder"
     return str(error)

@@ -3,11 +3,13 @@
    ┌───────────────────────┐    ┌─▶ late ─┐
    ▼                       ▼    │         ▼
 queued ◀──▶ fetching ◀──▶ reading ──▶ loaded
+               └─────────────────────────▲
 
-Files that are on this host are not fetched. Files that were evicted from its disk before they were read are fetched
-again. Before each step, a prefetch is queued, and a load that a request waits for is not. Each step may fail, and all
-but ended loads are dropped when the adapter is evicted. A read that does not end, as on a disk that hangs, is late: its
-requests fail, and so do later ones, until it ends after all.
+Files that are on this host are not fetched. Those that are fetched may be packed as they come, and are not read then.
+Files that were evicted from its disk before they were read are fetched again. Before each step, a prefetch is queued,
+and a load that a request waits for is not. Each step may fail, and all but ended loads are dropped when the adapter is
+evicted. A read that does not end, as on a disk that hangs, is late: its requests fail, and so do later ones, until it
+ends after all. So is packing that does not end after its fetch has; files that it leaves are read then.
 """
 
 from concurrent.futures import Future
@@ -32,11 +34,11 @@ _MAX_FETCHES = 3
 class LoadState(Enum):
     #: It waits for a slot, or for its loader to start it.
     QUEUED = "queued"
-    #: Its files are fetched to this host's disk.
+    #: Its files are fetched to this host's disk, and packed as they come if a thread is free.
     FETCHING = "fetching"
     #: A thread reads its files into host memory.
     READING = "reading"
-    #: It is read for longer than anybody waits.
+    #: It is read, or packed behind its fetch, for longer than anybody waits.
     LATE = "late"
     LOADED = "loaded"
     FAILED = "failed"
@@ -46,7 +48,16 @@ class LoadState(Enum):
 
 TRANSITIONS: dict[LoadState, frozenset[LoadState]] = {
     LoadState.QUEUED: frozenset({LoadState.FETCHING, LoadState.READING, LoadState.DROPPED}),
-    LoadState.FETCHING: frozenset({LoadState.READING, LoadState.QUEUED, LoadState.FAILED, LoadState.DROPPED}),
+    LoadState.FETCHING: frozenset(
+        {
+            LoadState.READING,
+            LoadState.QUEUED,
+            LoadState.LATE,
+            LoadState.LOADED,
+            LoadState.FAILED,
+            LoadState.DROPPED,
+        }
+    ),
     LoadState.READING: frozenset(
         {
             LoadState.FETCHING,
@@ -57,7 +68,9 @@ TRANSITIONS: dict[LoadState, frozenset[LoadState]] = {
             LoadState.DROPPED,
         }
     ),
-    LoadState.LATE: frozenset({LoadState.LOADED, LoadState.FAILED, LoadState.DROPPED}),
+    LoadState.LATE: frozenset(
+        {LoadState.READING, LoadState.QUEUED, LoadState.LOADED, LoadState.FAILED, LoadState.DROPPED}
+    ),
     LoadState.LOADED: frozenset(),
     LoadState.FAILED: frozenset(),
     LoadState.DROPPED: frozenset(),
@@ -79,10 +92,10 @@ class HostLoad:
     #: The files of a remote adapter on this host.
     folder: Path | None = None
     num_fetches: int = 0
-    #: Since when a thread reads it, by a monotonic clock, as far as ``is_late`` has noticed.
+    #: Since when a thread alone is waited for, by a monotonic clock, as far as ``is_late`` has noticed.
     reads_since_s: float | None = None
     #: The step under way, while FETCHING, READING or LATE.
-    future: Future[Path] | Future[HostCopy] | None = None
+    future: Future[Path] | Future[HostCopy] | Future[Path | HostCopy] | None = None
     #: The pages on the device that are filled while it is read.
     stream: PageStream | None = None
     #: Where its time goes, also before a request waits for it.
@@ -113,7 +126,7 @@ class HostLoad:
         return self.state is LoadState.READING and self.folder is not None and self.num_fetches < _MAX_FETCHES
 
     def is_late(self, now_s: float) -> bool:
-        """Whether a thread has read it for too long. To be asked from time to time while READING."""
+        """Whether a thread alone is waited for, for too long. To be asked from time to time."""
         if self.reads_since_s is None and self.future is not None and self.future.running():
             self.reads_since_s = now_s
         timeout_s = _READ_TIMEOUT_S + self.ref.num_bytes / _SLOWEST_BYTES_PER_S
@@ -133,10 +146,10 @@ class HostLoad:
     def mark_unwanted(self) -> None:
         self.is_unwanted = True
 
-    def begin_fetch(self, future: Future[Path]) -> None:
+    def begin_fetch(self, future: Future[Path] | Future[Path | HostCopy]) -> None:
         self._become(LoadState.FETCHING)
         self.num_fetches += 1
-        self.future = future
+        self.future, self.reads_since_s = future, None
 
     def begin_read(self, future: Future[HostCopy], stream: PageStream | None = None) -> None:
         self._become(LoadState.READING)
@@ -149,7 +162,7 @@ class HostLoad:
     def give_up(self) -> bool:
         """Gives the read up. Returns whether anybody waited for it."""
         was_needed, self.is_needed = self.is_needed, False
-        if self.state is LoadState.READING:
+        if self.state is not LoadState.LATE:
             self._become(LoadState.LATE)
             if self.stream is not None:
                 self.stream.abandon()

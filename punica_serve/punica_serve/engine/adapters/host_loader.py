@@ -1,8 +1,8 @@
 """Loads adapters to host memory: store -> the host's disk -> host cache, each at most once at a time.
 
 Adapters that requests wait for start at once. Prefetches queue for a few slots, so they never take all threads. A
-worker's supervisor fetches the files of a remote store, on no thread from here: however slow the store is, adapters
-whose files are on the host don't wait for it.
+worker's supervisor fetches the files of a remote store: however slow the store is, adapters whose files are on the host
+don't wait for it. They are packed while they come, as far as a few threads for that are free.
 """
 
 import time
@@ -125,8 +125,9 @@ class HostLoader:
 
     def poll(self) -> list[LoadResult]:
         """The loads that have ended since the last call. Starts queued prefetches in free slots."""
-        results = []
-        for load in [load for load in self._running.values() if load.is_step_done]:
+        results, ended = [], [load for load in self._running.values() if load.is_step_done]
+        self._reader.tell_peers(self._is_wanted)  # before any of these is copied
+        for load in ended:
             loaded = self._finish(load)
             if loaded is not None:
                 results.append(loaded)
@@ -137,6 +138,10 @@ class HostLoader:
     def close(self) -> None:
         """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
         self._reader.close()
+
+    def _is_wanted(self, digest: str) -> bool:
+        load = self._running.get(digest)
+        return load is not None and not load.is_unwanted
 
     def _has(self, digest: str) -> bool:
         return digest in self._host_cache or self._load(digest) is not None
@@ -161,9 +166,9 @@ class HostLoader:
 
     def _start(self, load: HostLoad) -> None:
         self._running[load.ref.digest] = load
-        future: Future[Path] | Future[HostCopy]
+        future: Future[Path] | Future[HostCopy] | Future[Path | HostCopy]
         if load.needs_fetch:
-            future = self._fetch(load.ref)
+            future = self._reader.follow(load.ref, self._fetch(load.ref), load.trace, self._on_progress)
             load.begin_fetch(future)
         else:
             stream = self._open_stream(load.ref, load.trace)
@@ -173,10 +178,9 @@ class HostLoader:
 
     def _give_up_late(self, now_s: float) -> list[LoadResult]:
         """Loads that requests wait for in vain: of reads that don't end, and of those behind them on all threads."""
-        reading = [load for load in self._running.values() if load.state in (LoadState.READING, LoadState.LATE)]
-        late = [load for load in reading if load.is_late(now_s)]
-        if len(late) >= self._reader.num_threads:
-            late = [load for load in reading if load.is_late(now_s) or load.cancel()]
+        late = [load for load in self._running.values() if load.is_late(now_s)]
+        if sum(not load.needs_fetch for load in late) >= self._reader.num_threads:
+            late += [load for load in self._running.values() if load.state is LoadState.READING and load.cancel()]
         for load in late:
             self._free_slots(load)
         return [LoadResult(load.ref, _too_late(), load.for_device, None) for load in late if load.give_up()]

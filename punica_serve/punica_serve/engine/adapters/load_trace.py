@@ -8,7 +8,7 @@ from enum import Enum
 class LoadPhase(Enum):
     """The parts of a load, in their order. Each load lacks some: by where the adapter comes from."""
 
-    #: Until its files are on this host.
+    #: Until its files are on this host; if packed as they come, until the last byte is read.
     FETCHING = "fetching its files from the store"
     #: Until the step loop or a thread begins with it.
     READER = "waiting for a reader thread"
@@ -20,7 +20,7 @@ class LoadPhase(Enum):
     READING = "reading, checking and queueing chunks"
     #: Until the thread that began with it knows.
     ENDING = "noticing the last chunk"
-    #: Until a folder is read, checked and packed.
+    #: Until a folder is read, checked and packed; if packed as it came, until its digest is known to be right.
     PACKING = "reading and packing its folder"
     #: Until the step loop knows. A request that has its place then may be in a step, or wait for the last copies.
     STAGING = "waiting for the step loop to see it"

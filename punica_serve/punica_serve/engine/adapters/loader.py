@@ -253,7 +253,7 @@ class AdapterLoader:
 
     def _take_pages(self, entry: AdapterEntry) -> bool:
         """Gives an adapter pages, evicting unused ones. False, without effect, if there are too few."""
-        needed = pages_needed(entry.ref.ranks)
+        needed = entry.num_pages
         if not entry.pages and self._make_room(needed, keep_pinned=False):
             entry.take_pages(self._writer.allocate(needed))
         return bool(entry.pages)

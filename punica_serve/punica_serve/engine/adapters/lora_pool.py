@@ -32,7 +32,8 @@ from punica_serve.engine.memory.device_memory import reserving
 from punica_serve.engine.memory.page_pool import PagePool
 from punica_serve.protocol import LoraGroup
 
-#: Page numbers of an adapter in each group it touches, in order of rank rows.
+#: Page numbers of an adapter in each group it touches, in order of rank rows. Never changed in place: an adapter that
+#: moves gets a new one, by which the tables of steps know that they are out of date.
 AdapterPages = dict[LoraGroup, list[int]]
 
 

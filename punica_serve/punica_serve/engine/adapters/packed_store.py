@@ -36,6 +36,7 @@ from punica_serve.protocol import AdapterRef
 from punica_serve.store.adapter_files import is_digest
 from punica_serve.store.cache_folder import CacheFolder
 from punica_serve.store.cache_room import CacheRoom
+from punica_serve.store.incoming_adapter import IncomingAdapter
 from punica_serve.store.packed_folder import PackedCache
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,14 @@ class PackedStore:
     def checksums(self, ref: AdapterRef) -> bytes | None:
         """Checksums of an adapter that this host has downloaded; None without them."""
         return self._folder.checksums(Path(ref.uri))
+
+    def incoming(self, digest: str) -> IncomingAdapter | None:
+        """An adapter that this host is downloading: see CacheFolder.incoming."""
+        return self._folder.incoming(digest) if is_digest(digest) else None
+
+    def folder(self, digest: str) -> Path:
+        """Where the adapter is once it was downloaded."""
+        return self._folder.path(digest)
 
     def begin(self, ref: AdapterRef, memory: Tensor) -> ChunkReads | None:
         """Has the process begin what ``read`` then goes on with; None if it can't at once. Never waits."""

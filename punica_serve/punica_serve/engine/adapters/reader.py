@@ -2,11 +2,16 @@
 they are hashed.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 from threading import local
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from punica_serve.adapters.dummy import dummy_number
@@ -14,12 +19,14 @@ from punica_serve.adapters.file_reading import ReadBuffer
 from punica_serve.adapters.folder import begin_load
 from punica_serve.adapters.shared_adapter import origin_digest
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
 from punica_serve.engine.adapters.adapter_peers import NO_PEERS, AdapterPeers
 from punica_serve.engine.adapters.chunk_reads import ChunkReads
 from punica_serve.engine.adapters.host_cache import HostCache, HostCopy, HostRoom
+from punica_serve.engine.adapters.incoming_reader import IncomingReader
 from punica_serve.engine.adapters.load_trace import LoadPhase, LoadTrace
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.packing import PackedAdapter, packed_num_bytes
 from punica_serve.engine.adapters.page_stream import PageStream
 from punica_serve.engine.adapters.random_pages import pack_dummy
 from punica_serve.engine.adapters.reader_process import MAX_LOADS
@@ -68,7 +75,14 @@ class AdapterReader:
         self._hashers = ThreadPoolExecutor(num_hashers, "adapter-hasher")
         #: Reads that have not ended. Others are not kept, nor the adapters that they have.
         self._unfinished: set[Future[HostCopy]] = set()
-        self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", _init_thread, (device,))
+        init_thread = partial(_init_thread, device)
+        self._threads = ThreadPoolExecutor(self.num_threads, "adapter-reader", init_thread)
+        #: None without the folder that adapters are downloaded to.
+        self._incoming = (
+            IncomingReader(host_cache, model, dtype, packed_store, self._keep, init_thread) if packed_store else None
+        )
+        #: Adapters whose files have begun to come, of which peers are to be told.
+        self._begun: SimpleQueue[AdapterRef] = SimpleQueue()
 
     def start(
         self, ref: AdapterRef, stream: PageStream | None = None, trace: LoadTrace | None = None
@@ -90,16 +104,55 @@ class AdapterReader:
         future.add_done_callback(self._unfinished.discard)
         return future
 
+    def follow(
+        self, ref: AdapterRef, fetch: "Future[Path]", trace: LoadTrace, on_begin: Callable[[], None]
+    ) -> "Future[Path] | Future[Path | HostCopy]":
+        """Packs an adapter while it is fetched, where that can be. The future has a copy in host memory with one
+        reference, or ends as ``fetch`` does.
+
+        ``on_begin`` is called on some thread when there is something to tell peers.
+        """
+        if self._incoming is None or self._packed_store is None:
+            return fetch
+
+        def begin() -> None:
+            self._begun.put(ref)
+            on_begin()
+
+        self._packed_store.want(ref.digest)
+        return self._incoming.follow(ref, fetch, trace, begin)
+
+    def read_along(self, ref: AdapterRef) -> Future[HostCopy]:
+        """Reads an adapter that the leader of this group fetches to this host, or has fetched: see ``start``."""
+        if self._incoming is None or self._packed_store is None:
+            return self.start(ref)
+        local_ref = replace(ref, uri=str(self._packed_store.folder(ref.digest)))
+        self._packed_store.want(ref.digest)
+        return self._incoming.read(ref, lambda: self._read(local_ref, LoadTrace(ref.digest)))
+
+    def tell_peers(self, is_wanted: Callable[[str], bool]) -> None:
+        """Has peers pack along the adapters whose files have begun to come, unless they were evicted since: peers were
+        told to forget these.
+        """
+        while not self._begun.empty():
+            ref = self._begun.get_nowait()
+            if is_wanted(ref.digest):
+                self._peers.read(ref)
+
     def close(self) -> None:
         """Starts nothing more. Does not wait for reads in progress: a disk may hang."""
+        if self._incoming is not None:
+            self._incoming.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._hashers.shutdown(wait=False, cancel_futures=True)
         if self._packed_store is not None:
             self._packed_store.close()
 
     def evict(self, digest: str) -> None:
-        """Removes the adapter's packed form from the disk, soon."""
+        """Removes the adapter's packed form from the disk, soon, and follows its download no longer."""
         self._peers.forget(digest)
+        if self._incoming is not None:
+            self._incoming.stop(digest)
         if self._packed_store is not None:
             self._packed_store.remove(digest)
 
@@ -146,12 +199,15 @@ class AdapterReader:
         return self._host_cache.make(ref.digest, packed_num_bytes(ref.ranks, self._model, self._dtype), pack)
 
     def _read_folder(self, ref: AdapterRef) -> HostCopy:
-        """Packs the adapter, and has its packed form written in the background."""
         copy = self._pack_folder(ref)
+        self._keep(ref, copy)
+        return copy
+
+    def _keep(self, ref: AdapterRef, copy: HostCopy) -> None:
+        """Has the packed form of a new copy written in the background."""
         if self._packed_store is not None:
             self._host_cache.hold(copy)
             self._packed_store.save(ref, copy.packed, lambda: self._host_cache.release(copy))
-        return copy
 
     def _read_packed(
         self, ref: AdapterRef, trace: LoadTrace, stream: PageStream | None, begun: _BegunRead | None

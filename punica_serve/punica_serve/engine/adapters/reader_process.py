@@ -236,7 +236,7 @@ def _why_silent(child: _Child, patience: Patience) -> str | None:
 
 
 def _state_of(thread: Path) -> str:
-    """``man 5 proc_pid_stat``: a letter behind the name, which may have any characters. Raises OSError."""
+    """The letter of a thread's state. It stands behind the name, which may have any characters. Raises OSError."""
     return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -43,6 +43,17 @@ class Sequence:
     num_named: int = 0
     #: Tokens that were found in the KvCache instead of being computed, in all its stays.
     num_found: int = 0
+    #: Parts of the request, which never changes. Each step reads them for each of its rows.
+    request_id: str = field(init=False)
+    #: Digest of the adapter; None runs the base model.
+    digest: str | None = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    num_prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.request_id, self.digest, self.sampling = request.request_id, request.digest, request.sampling
+        self.num_prompt = len(request.prompt_ids)
 
     @classmethod
     def of(cls, request: Request, max_context: int, model: ModelSpec | None = None) -> "Sequence":
@@ -60,30 +71,13 @@ class Sequence:
         self.num_cached, self.num_in_flight = min(num_cached, self.num_cached), 0
 
     @property
-    def request_id(self) -> str:
-        return self.request.request_id
-
-    @property
     def adapter(self) -> AdapterRef | None:
         return self.request.adapter
-
-    @property
-    def digest(self) -> str | None:
-        """Digest of the adapter; None runs the base model."""
-        return self.request.digest
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.request.sampling
 
     @property
     def arrival(self) -> tuple[int, str]:
         """The order of first come, first served."""
         return self.request.arrival_ns, self.request.request_id
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -93,12 +87,17 @@ class Sequence:
     @property
     def position(self) -> int:
         """Index of the next generated token."""
-        return self.num_tokens - self.num_prompt
+        return len(self.token_ids) + self.num_in_flight - self.num_prompt
 
     @property
     def known_ids(self) -> list[int]:
         """The tokens that the host knows, by the name that page accounting uses."""
         return self.token_ids
+
+    @property
+    def num_generated(self) -> int:
+        """Generated tokens that the host knows."""
+        return len(self.token_ids) - self.num_prompt
 
     @property
     def generated_ids(self) -> list[int]:
@@ -116,9 +115,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return self.num_uncached == 1
+        return len(self.token_ids) + self.num_in_flight - self.num_cached == 1
 
     @property
     def is_complete(self) -> bool:
         """Whether its last token is known or in flight, so that no step may run it any more."""
-        return self.num_tokens >= self.max_length
+        return len(self.token_ids) + self.num_in_flight >= self.max_length

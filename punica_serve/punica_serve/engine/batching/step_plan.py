@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self, TypeVar
 
 from punica_serve.base_model.lora_layout import LoraKind
@@ -39,7 +40,7 @@ class PrefillChunk:
 _Row = TypeVar("_Row", PrefillChunk, Sequence)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPlan:
     """One model invocation. Prefills of one adapter are adjacent, and so are decodes, beginning with those of the last
     prefill's adapter.
@@ -63,12 +64,12 @@ class StepPlan:
         last_adapter = [chunk.digest for chunk in chunks[-1:]]
         return cls(chunks, _adjacent(decodes, last_adapter), shares_pages=shares_pages)
 
-    @property
+    @cached_property
     def sampled(self) -> tuple[Sequence, ...]:
         """The sequences that get a token, in row order."""
         return (*(chunk.sequence for chunk in self.prefills if chunk.is_last), *self.decodes)
 
-    @property
+    @cached_property
     def num_prefill_tokens(self) -> int:
         """Tokens of all prefills together."""
         return sum([chunk.num_tokens for chunk in self.prefills])
@@ -78,12 +79,12 @@ class StepPlan:
         """Different adapters in the step."""
         return len({sequence.digest for sequence in self.sequences if sequence.digest})
 
-    @property
+    @cached_property
     def lora_kind(self) -> LoraKind:
         """The LoRA that the step needs."""
-        return max((sequence.lora_kind for sequence in self.sequences), default=LoraKind.NONE)
+        return max([sequence.lora_kind for sequence in self.sequences], default=LoraKind.NONE)
 
-    @property
+    @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
         """All sequences of the step, in row order."""
         return (*(chunk.sequence for chunk in self.prefills), *self.decodes)

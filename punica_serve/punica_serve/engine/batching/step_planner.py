@@ -68,7 +68,7 @@ class StepPlanner:
         """
         if self._waiting or self._num_unfinished >= self._max_batch_size:
             return False
-        prefilling = [each for each in self._running if not (each.is_decoding or each.is_complete)]
+        prefilling = [sequence for sequence in self._unfinished if not sequence.is_decoding]
         return self._turns.num_before_newcomer(prefilling) < self._max_prefills
 
     def next_waiting(self, count: int) -> list[Sequence]:
@@ -128,8 +128,10 @@ class StepPlanner:
         """
         self._name_prefilled()
         preempted = self._grow()
-        decodes = [sequence for sequence in self._runnable(is_ready) if sequence.is_decoding]
-        prefills = self._prefills(is_ready, lambda sequence: may_join(sequence, len(decodes)))
+        unfinished = self._unfinished
+        decodes = [sequence for sequence in unfinished if sequence.is_decoding and is_ready(sequence)]
+        prefilling = [sequence for sequence in unfinished if not sequence.is_decoding]
+        prefills = self._prefills(prefilling, is_ready, lambda sequence: may_join(sequence, len(decodes)))
         if not prefills and not decodes:
             return None, preempted
         plan = StepPlan.by_adapter(prefills, decodes, shares_pages=self._cache.pages.num_shared > 0)
@@ -142,14 +144,16 @@ class StepPlanner:
 
     def has_runnable(self, is_ready: IsReady, may_join: MayJoin = _never) -> bool:
         """Whether ``plan`` would give a step."""
-        return bool(self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence, 0)))
+        return any(is_ready(sequence) or may_join(sequence, 0) for sequence in self._unfinished)
 
-    def _runnable(self, is_ready: IsReady) -> list[Sequence]:
-        return [sequence for sequence in self._running if not sequence.is_complete and is_ready(sequence)]
+    @property
+    def _unfinished(self) -> list[Sequence]:
+        """The running sequences that need more steps."""
+        return [sequence for sequence in self._running if not sequence.is_complete]
 
     @property
     def _num_unfinished(self) -> int:
-        return sum(not sequence.is_complete for sequence in self._running)
+        return len(self._unfinished)
 
     def check_invariants(self) -> None:
         held = [page for sequence in self._running for page in sequence.held_pages]
@@ -179,11 +183,13 @@ class StepPlanner:
         The newest ones are preempted for it. Sequences have the pages for their prompts already, but for prompts behind
         a window. One that waits for its adapter has all it needs.
         """
-        growing = [sequence for sequence in self._running if not sequence.is_complete and not sequence.is_unsure]
+        growing = [sequence for sequence in self._unfinished if not sequence.is_unsure]
         if self.page_rule.window is not None:
             for sequence in growing:
                 self._cache.prefixes.give_back(sequence)
-        due = [(sequence, missing) for sequence in growing if (missing := self._num_missing(sequence)) > 0]
+        page_size = self._cache.page_size
+        full = [sequence for sequence in growing if sequence.num_tokens > len(sequence.pages) * page_size]
+        due = [(sequence, missing) for sequence in full if (missing := self._num_missing(sequence)) > 0]
         return give_pages(
             due,
             num_free=lambda: self._cache.pages.num_free,
@@ -209,10 +215,14 @@ class StepPlanner:
         self._cache.prefixes.release(sequence, keep=keep and not sequence.is_unsure)
         sequence.num_in_flight = 0
 
-    def _prefills(self, is_ready: IsReady, may_join: IsReady) -> tuple[PrefillChunk, ...]:
-        """One that joins the copy of its adapter runs as the step's only prefill, since others would be held too."""
-        candidates = self._runnable(lambda sequence: is_ready(sequence) or may_join(sequence))
-        prefilling = [sequence for sequence in candidates if not sequence.is_decoding]
+    def _prefills(
+        self, unfinished: Iterable[Sequence], is_ready: IsReady, may_join: IsReady
+    ) -> tuple[PrefillChunk, ...]:
+        """The prefills of the next step, among unfinished ones.
+
+        One that joins the copy of its adapter runs as the step's only prefill, since others would be held too.
+        """
+        prefilling = [sequence for sequence in unfinished if is_ready(sequence) or may_join(sequence)]
         in_turn = self._turns.order(prefilling)
         if in_turn and not is_ready(in_turn[0]):
             chunks = self._share(in_turn[:1], 1)

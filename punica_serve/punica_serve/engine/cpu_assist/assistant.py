@@ -130,7 +130,8 @@ class CpuAssist:
             return True
         if self._forecast is None or arrives_in_s is None or not any(arrives_in_s):
             return False
-        return self._forecast.pays(arrives_in_s, step, self._layer_s(self._forecast, num_rows, copy.packed))
+        costs = self._forecast.costs(num_rows, self._pages(copy.packed), len(self._pool.ready))
+        return self._forecast.pays(arrives_in_s, step, costs)
 
     def begin(self, num_rows: int, copy: HostCopy, arrival: Arrival, cache: HostCache) -> AssistJob | None:
         """Begins a job for a step that is launched now; ``copy`` is held until it has ended. None: no help any more."""
@@ -163,12 +164,12 @@ class CpuAssist:
         words = JobWords(self._key, num_rows, tuple(processes), tuple(weights))
         job = AssistJob(words, self.memory, arrival, limits, on_end)
         self.memory.write_job(words)
-        self._pool.wake(job.key, words.processes)
+        self._pool.wake(words)
         return job
 
     def suspect(self, job: AssistJob) -> None:
-        """A step has waited for a job's processes in vain."""
-        self._pool.suspect(job.key)
+        """Replaces the processes of a job that don't leave it soon. Its step has ended."""
+        self._pool.suspect(job.words)
 
     def close(self) -> None:
         """Ends the processes. No step may be in flight."""
@@ -184,11 +185,6 @@ class CpuAssist:
         exchanges_s = self._forecast.exchanges_s(num_rows, pages, num_processes)
         limits = WaitLimits.both(_CPU_WAIT_S) if self._is_cpu else wait_limits(exchanges_s, self.shape.num_layers)
         return num_processes, limits
-
-    def _layer_s(self, forecast: AssistForecast, num_rows: int, packed: PackedAdapter) -> float:
-        pages = self._pages(packed)
-        num_processes = forecast.num_processes(num_rows, pages, len(self._pool.ready))
-        return forecast.layer_s(num_rows, pages, num_processes)
 
     def _pages(self, packed: PackedAdapter) -> tuple[int, ...]:
         """Pages of each group of the model."""

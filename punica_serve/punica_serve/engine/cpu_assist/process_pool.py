@@ -1,7 +1,7 @@
 """Starts, watches and replaces the CPU processes of a worker.
 
 One thread owns them: the system ends them with the thread that started them. A process that died is started again,
-later each time; one that a step waited for in vain is killed first, so that it can't write into a later step's rows.
+later each time; one that does not leave a job is killed first, so that it can't write into a later step's rows.
 The steps and the other processes need nobody to tell them of a death: the system's kernel changes the process's word.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory
+from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, JobWords
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors.invariants import require
 from punica_serve.process.ctrl_c import ctrl_c_blocked
@@ -34,6 +34,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 _LONG_LIFE_S = 60.0
 #: A process leaves a job soon after the step's end, or it is stopped.
 _LEAVE_GRACE_S = 0.25
+#: The same where no step has waited in vain, so that it may as well wait for a core. No prefill gets CPU assistance
+#: until then.
+_STAY_GRACE_S = 10.0
 #: Longest wait for the end of all processes. One that the kernel does not let die must not hold the worker.
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -50,12 +53,11 @@ class _Child:
     starts_s: float = 0.0
 
 
-@dataclass(slots=True)
-class _MissedWait:
-    """A step has waited for these processes in vain."""
+@dataclass(frozen=True, slots=True)
+class _Suspects:
+    """The processes that have not left this job, though its step has ended."""
 
-    key: int
-    numbers: Sequence[int]
+    job: JobWords
     since_s: float = field(default_factory=time.monotonic)
 
 
@@ -71,8 +73,11 @@ class ProcessPool:
         self._fds = (shared.fd, host.fd)
         self._children = [_Child(number, core) for number, core in enumerate(cores)]
         #: Added by the step loop, taken by the thread.
-        self._missed_waits: deque[_MissedWait] = deque()
-        self._last_key, self._last_used = 0, tuple[int, ...]()
+        self._suspects: deque[_Suspects] = deque()
+        #: Written by the step loop, and read by the thread: once, where several of its words count.
+        self._last_job = JobWords(0, 0, (), ())
+        #: Those that have not left the last job, seen by the thread; None if all have.
+        self._stayed: _Suspects | None = None
         #: Held while a pipe is written to or closed: its number would be that of another file soon.
         self._pipes = threading.Lock()
         self._is_closing = threading.Event()
@@ -90,8 +95,7 @@ class ProcessPool:
 
         One that has died leaves it when the step has ended.
         """
-        left = self._memory.left
-        return all(left[number] >= self._last_key for number in self._last_used)
+        return not self._staying(self._last_job)
 
     def pid(self, number: int) -> int | None:
         """The process with that number; None while there is none."""
@@ -106,17 +110,17 @@ class ProcessPool:
                 return False
         return True
 
-    def wake(self, key: int, numbers: Sequence[int]) -> None:
-        """Tells processes of the job in the shared memory."""
+    def wake(self, job: JobWords) -> None:
+        """Tells its processes of the job in the shared memory."""
         require(self.is_free, "a job begins before the last one was left")
-        self._last_key, self._last_used = key, tuple(numbers)
+        self._last_job = job
         with self._pipes:
-            for number in numbers:
+            for number in job.processes:
                 _wake(self._children[number])
 
-    def suspect(self, key: int) -> None:
-        """A step has waited in vain for the processes of its job: those that don't leave it are replaced."""
-        self._missed_waits.append(_MissedWait(key, self._last_used))
+    def suspect(self, job: JobWords) -> None:
+        """Replaces the processes that don't leave the job soon. Its step has ended."""
+        self._suspects.append(_Suspects(job))
 
     def close(self) -> None:
         """Kills all processes, which hold nothing that would be lost."""
@@ -133,7 +137,8 @@ class ProcessPool:
             while not self._is_closing.is_set():
                 for child in self._children:
                     self._tend(child)
-                self._look_at_missed_waits()
+                self._look_at_last_job()
+                self._look_at_suspects()
                 self._is_closing.wait(_TICK_S)
         finally:
             for child in self._children:
@@ -142,17 +147,33 @@ class ProcessPool:
             for child in self._children:
                 self._kill(child)
 
-    def _look_at_missed_waits(self) -> None:
+    def _look_at_last_job(self) -> None:
+        """Suspects processes that were stopped while no step needed them: no other job could ever begin."""
+        job = self._last_job
+        if self._memory.ended_key < job.key or not self._staying(job):
+            self._stayed = None
+            return
+        if self._stayed is None or self._stayed.job is not job:
+            self._stayed = _Suspects(job)
+        if time.monotonic() - self._stayed.since_s >= _STAY_GRACE_S:
+            self._stayed = None
+            self.suspect(job)
+
+    def _look_at_suspects(self) -> None:
         """Each that is there now once; the step loop may add some meanwhile."""
-        for _ in range(len(self._missed_waits)):
-            missed = self._missed_waits.popleft()
-            if self._is_open(missed):
-                self._missed_waits.append(missed)
+        for _ in range(len(self._suspects)):
+            suspects = self._suspects.popleft()
+            if self._is_open(suspects):
+                self._suspects.append(suspects)
+
+    def _staying(self, job: JobWords) -> list[int]:
+        """The processes that have not left the job."""
+        return [number for number in job.processes if self._memory.left[number] < job.key]
 
     def _tend(self, child: _Child) -> None:
         """Starts the process if it is due, and notices its end."""
         if child.popen is None:
-            key = self._last_key
+            key = self._last_job.key
             if self._memory.ended_key >= key:
                 self._memory.left[child.number] = key
                 if time.monotonic() >= child.starts_s:
@@ -181,10 +202,10 @@ class ProcessPool:
         child.starts_s = now_s + child.pause_s
         self._memory.pids[child.number] = 0
 
-    def _is_open(self, missed: _MissedWait) -> bool:
+    def _is_open(self, suspects: _Suspects) -> bool:
         """Kills those that have not left the job after a while. False once all have left it."""
-        staying = [number for number in missed.numbers if self._memory.left[number] < missed.key]
-        if time.monotonic() - missed.since_s < _LEAVE_GRACE_S:
+        staying = self._staying(suspects.job)
+        if time.monotonic() - suspects.since_s < _LEAVE_GRACE_S:
             return bool(staying)
         for number in staying:
             self._end(self._children[number], "did not answer and was killed")

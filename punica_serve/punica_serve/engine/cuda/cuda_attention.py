@@ -24,6 +24,7 @@ from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cuda.attention_backend import fa3_modules
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.flashinfer_rows import FlashInferMemory, FlashInferRows, PrefillShape
+from punica_serve.engine.cuda.page_arrays import PageArrays
 from punica_serve.engine.cuda.step_input_buffer import Section, StepInputBuffer
 from punica_serve.engine.cuda.step_pages import PageRuns, lay_out_pages
 from punica_serve.paging.page_rule import first_kept_page
@@ -77,20 +78,21 @@ class CudaAttention:
                 self._prefill[window] = _Rows(prefill, buffer, prefill_tiles, memory.prefill, spec)
         if memory.flashinfer and memory.serves_by_flashinfer(bucket):
             self._prefill = _flashinfer_rows(cache, model, bucket, buffer, memory.flashinfer)
+        self._page_arrays = memory.page_arrays
         self._prefix_groups = memory.prefix_groups if memory.options.shares_prefixes else None
         self._side = memory.side if self._decodes and self._prefill else None
 
     def plan(self, step: StepPlan) -> None:
         """Writes the tables of a step, which must fit the bucket, into the input buffer."""
-        pages = lay_out_pages(step, self._bucket, page_size=self._cache.page_size, window=self._cache.window)
-        runs = (pages.decodes, pages.prefill)
+        page_size, window = self._cache.page_size, self._cache.window
+        pages = lay_out_pages(step, self._bucket, self._page_arrays, page_size=page_size, window=window)
         self._buffer.write("slot_mapping", pages.slot_mapping)
-        self._buffer.write("kv_pages", np.concatenate([run.indices for run in runs]))
+        self._buffer.write("kv_pages", pages.kv_pages)
         groups = self._groups_of(step)
         for decodes in self._decodes.values():
-            decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), 0, self._cache.page_size, groups)
+            decodes.plan(pages.decodes, np.arange(len(pages.decodes.starts)), page_size, groups)
         for prefill in self._prefill.values():
-            prefill.plan(pages.prefill, pages.prefill_rows, len(pages.decodes.indices), self._cache.page_size)
+            prefill.plan(pages.prefill, pages.prefill_rows, page_size)
 
     def _groups_of(self, step: StepPlan) -> PrefixGroups:
         if self._prefix_groups is None or not step.shares_pages:
@@ -144,7 +146,7 @@ class AttentionMemory:
         )
         self.decodes = AttentionWorkspace.of([*filter(None, decodes)], model.head_dim, pool.device)
         self.prefill = AttentionWorkspace.of([*filter(None, prefills)], model.head_dim, pool.device)
-        self.prefix_groups = PrefixGroupTracker(cache.page_size)
+        self.page_arrays, self.prefix_groups = PageArrays(), PrefixGroupTracker(cache.page_size)
         #: The stream on which a prefill's rows run beside the decodes.
         self.side = torch.cuda.Stream(pool.device) if pool.is_cuda else None
         self.flashinfer = (
@@ -177,13 +179,11 @@ class _Rows:
         self,
         runs: PageRuns,
         query_starts: Indices,
-        first_page: int,
         page_size: int,
         groups: PrefixGroups = NO_GROUPS,
     ) -> None:
-        """``first_page``: the index of these requests' first page among the step's."""
-        words, page_starts = self._buffer.array(self._name), runs.starts + first_page
-        self._shape.fill(words, runs.lengths, query_starts, page_starts, page_size, groups)
+        words = self._buffer.array(self._name)
+        self._shape.fill(words, runs.lengths, query_starts, runs.starts, page_size, groups)
 
     def run(self, out: Tensor, q: Tensor, keys: Tensor, values: Tensor, *, pdl: bool) -> None:
         """Queues the launch."""

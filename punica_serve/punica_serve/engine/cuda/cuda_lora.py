@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding, workspace_numel
+from punica_kernels.gpu.sgmv import expand, shrink, shrink_embedding, shrunk_numel, workspace_numel
 from punica_kernels.gpu.sgmv_config import activation_expands
 from punica_kernels.lora_table import LoraTable
 from punica_kernels.low_rank import LowRankDelta
-from punica_serve.engine.adapters.lora_pool import GroupPool, LoraPool
+from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.cuda.cuda_exchange import BucketExchange
 from punica_serve.engine.cuda.layer_gates import LayerGates
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
@@ -57,11 +57,7 @@ class CudaLora:
         if table is None:
             return Projected(base(x), None)
         pool = self._pool.groups[group]
-        b = pool.b[:, layer]
-        # CPU processes replace rows of a whole delta.
-        may_expand_later = group == "gate_up" and self._exchange is None
-        is_low_rank = may_expand_later and activation_expands(table.shape, b.element_size())
-        delta = None if is_low_rank else x.new_empty(x.shape[0], pool.out_offsets[-1])
+        delta = None if self.activation_expands(group) else x.new_empty(x.shape[0], pool.out_offsets[-1])
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         if self._gates is not None and group == self._first_group:
@@ -70,25 +66,38 @@ class CudaLora:
             if self._exchange is not None:
                 self._exchange.send(layer, group, x)
             # Pages that have not arrived hold anything; what becomes of them in the prefill's rows is replaced.
-            v = self._shrink(x, pool, layer, table)
+            v = self.shrink(layer, group, x)
             if delta is not None:
-                expand(delta, v, b, pool.out_offsets, table, accumulate=False)
+                self.expand(layer, group, v, delta)
                 if self._exchange is not None:
                     self._exchange.receive(layer, group, delta)
         y = base(x)
         main.wait_stream(self._side)
-        return Projected(y, delta) if delta is not None else Projected(y, None, LowRankDelta(v, b, table))
+        low_rank = LowRankDelta(v, pool.b[:, layer], table) if delta is None else None
+        return Projected(y, delta, low_rank)
 
-    def _shrink(self, x: Tensor, pool: GroupPool, layer: int, table: LoraTable) -> Tensor:
+    def activation_expands(self, group: LoraGroup) -> bool:
+        """Whether ``apply`` leaves the expand of a group with LoRA to the activation."""
+        if group != "gate_up" or self._exchange is not None:  # CPU processes replace rows of a whole delta
+            return False
+        return activation_expands(self._tables[group].shape, self._pool.groups[group].b.element_size())
+
+    def shrink(self, layer: int, group: LoraGroup, x: Tensor) -> Tensor:
         """x A of all ranks together, float32 [workspace_numel]. Values that the table does not name are undefined."""
+        pool, table = self._pool.groups[group], self._tables[group]
         a = pool.a[:, layer]
         if pool.divided_columns is None:
             shrink(self._workspace, x, a, table)
             return self._workspace
-        shape = torch.Size([workspace_numel(table.shape, a.shape[1])])
-        v = self._collectives.empty(shape, torch.float32, x.device)
+        numel = workspace_numel(table.shape, a.shape[1])
+        v = self._collectives.empty(torch.Size([numel]), torch.float32, x.device)
         shrink(v, x[:, pool.divided_columns], a, table)
-        return self._collectives.all_reduce(v)
+        return self._collectives.all_reduce(v[: shrunk_numel(table.shape, a.shape[1])])
+
+    def expand(self, layer: int, group: LoraGroup, v: Tensor, delta: Tensor) -> None:
+        """Writes v B to ``delta`` [rows, out], with zeros for rows without LoRA."""
+        pool = self._pool.groups[group]
+        expand(delta, v, pool.b[:, layer], pool.out_offsets, self._tables[group], accumulate=False)
 
     def add_to_embedding(self, token_ids: Tensor, embedded: Tensor) -> None:
         """See ``LoraBatch.add_to_embedding``."""

@@ -57,10 +57,13 @@ _LOW_PRIORITY, _HIGH_PRIORITY = 0, -1
 class CudaStep:
     """A launched step."""
 
-    def __init__(self, pending: PendingTokens, end: torch.cuda.Event, marks_ns: tuple[int, int, int]) -> None:
+    def __init__(
+        self, pending: PendingTokens, end: torch.cuda.Event, phases_ns: tuple[int, int, int], *, is_late: bool
+    ) -> None:
         self._pending = pending
         self._end = end
-        self.marks_ns = marks_ns
+        self.phases_ns = phases_ns
+        self.is_late = is_late
 
     @property
     def has_ended(self) -> bool:
@@ -143,12 +146,13 @@ class CudaRunner:
             self._close_gates(plan)
             logits = runner.run()
             queued_ns = time.monotonic_ns()
+            is_late = self.newest_end is None or self.newest_end.query()
             rows = logit_rows(plan, bucket)
             pending = self._sampler.launch(logits, plan.sampled, [rows[sequence] for sequence in plan.sampled])
             end = torch.cuda.Event()
             end.record()
         self._logit_rows, self.newest_end = rows, end
-        return CudaStep(pending, end, (waited_ns, staged_ns, queued_ns))
+        return CudaStep(pending, end, (waited_ns, staged_ns, queued_ns), is_late=is_late)
 
     def time_exchanges(self, job: AssistJob) -> float:
         """Seconds of one exchange with CPU processes of a job of the first group alone, which has just begun."""

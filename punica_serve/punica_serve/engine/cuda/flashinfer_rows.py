@@ -60,13 +60,13 @@ class FlashInferRows:
         self._wrapper.reset_workspace_buffer(memory.floats, memory.plan)
         self._host = _HostTables(shape.max_requests)
 
-    def plan(self, runs: PageRuns, query_starts: Indices, first_page: int, page_size: int) -> None:
-        """``first_page``: the index of these requests' first page among the step's. Rows before the first are padding.
+    def plan(self, runs: PageRuns, query_starts: Indices, page_size: int) -> None:
+        """Plans a step's requests. Rows before the first one's are padding.
 
         The copy of the plan before must have ended, since its memory is written.
         """
         shape, tables, module = self._shape, self._host, self._module
-        tables.write(runs, query_starts, first_page, shape.num_rows, page_size)
+        tables.write(runs, query_starts, shape.num_rows, page_size)
         self._wrapper.plan(
             tables.query_starts,
             tables.page_starts,
@@ -97,10 +97,10 @@ class _HostTables:
         self.query_starts, self.page_starts = _pinned(max_requests + 1), _pinned(max_requests + 1)
         self.lengths, self.last_page_tokens = _pinned(max_requests), _pinned(max_requests)
 
-    def write(self, runs: PageRuns, query_starts: Indices, first_page: int, num_rows: int, page_size: int) -> None:
+    def write(self, runs: PageRuns, query_starts: Indices, num_rows: int, page_size: int) -> None:
         """Requests that the step lacks have no rows and no pages: their starts repeat the end."""
         _fill(self.query_starts, query_starts, rest=num_rows)
-        _fill(self.page_starts, runs.starts + first_page, rest=int(runs.starts[-1]) + first_page)
+        _fill(self.page_starts, runs.starts, rest=int(runs.starts[-1]))
         _fill(self.lengths, runs.lengths, rest=0)
         _fill(self.last_page_tokens, (runs.lengths - 1) % page_size + 1, rest=0)
 

@@ -12,6 +12,7 @@ from punica_kernels.exchange_words import NUM_STEP_WORDS
 from punica_kernels.lora_table import LoraTable, LoraTableShape
 from punica_kernels.members import Indices
 from punica_serve.base_model.lora_layout import LoraKind
+from punica_serve.engine.adapters.lora_pool import AdapterPages
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.batching.step_rows import build_segments
@@ -39,6 +40,8 @@ class StepInputs:
         self.sampled_rows = buffer.device("sampled_rows") if bucket.num_prefills > 1 else None
         #: The same on the host.
         self._sampled = np.arange(bucket.num_rows - bucket.num_sampled, bucket.num_rows, dtype=np.int32)
+        #: What the tables of each kind hold: segments, the pages of their adapters, and the rows that are sampled.
+        self._written: dict[LoraKind, tuple[tuple[int, ...], list[AdapterPages], bytes]] = {}
 
     def tables(self, kind: LoraKind) -> dict[LoraGroup, LoraTable]:
         """The tables that steps of this kind read; none without LoRA."""
@@ -85,10 +88,15 @@ class StepInputs:
             self._buffer.write("sampled_rows", self._sampled)
 
     def write_lora(self, plan: StepPlan, pages_of: PagesOf, kind: LoraKind) -> None:
-        """Writes which rows use which pages, into the tables of this kind."""
+        """Writes which rows use which pages, into the tables of this kind. Decodes that go on alike change nothing."""
         segments = build_segments(plan, self.bucket.num_prefill_rows)
         owned = [pages_of(digest) if digest else {} for digest in segments.digests]
+        content = (segments.indptr, owned, self._sampled.tobytes())
+        if content == self._written.pop(kind, None):
+            self._written[kind] = content
+            return
         for group, shape in self._shapes.get(kind, {}).items():
             pages = [own.get(group, []) for own in owned]
             indptr = segments.rows_among(self._sampled) if group == "head" else segments.indptr
             shape.fill(self._buffer.array(TABLE_SECTIONS[kind][group]), indptr, pages)
+        self._written[kind] = content

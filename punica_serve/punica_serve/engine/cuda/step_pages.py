@@ -8,14 +8,13 @@ counts the tokens from there on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from punica_kernels.members import Indices
-from punica_serve.engine.batching.sequence import Sequence as RequestSequence
-from punica_serve.engine.batching.step_plan import StepPlan
+from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
 from punica_serve.engine.cuda.batch_bucket import BatchBucket
+from punica_serve.engine.cuda.page_arrays import NO_PAGES, PageArrays
 from punica_serve.engine.cuda.step_input_buffer import Int32s
 from punica_serve.paging.page_rule import first_kept_page
 
@@ -25,13 +24,19 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class PageRuns:
-    """The pages of requests, one request after the other."""
+    """Where the pages of requests are among the step's, one request after the other."""
 
-    #: Tokens of each request, from its first page here on: [requests].
+    #: Tokens of each request, from its first page there on: [requests].
     lengths: Int32s
-    #: The index of each request's first page in ``indices``, then the number of pages: [requests + 1].
+    #: The index of each request's first page, then of the page after the last: [requests + 1].
     starts: Int32s
-    indices: Int32s
+
+    def split(self, num_requests: int) -> tuple["PageRuns", "PageRuns"]:
+        """The first requests, and the others."""
+        return (
+            PageRuns(self.lengths[:num_requests], self.starts[: num_requests + 1]),
+            PageRuns(self.lengths[num_requests:], self.starts[num_requests:]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +47,39 @@ class StepPages:
     slot_mapping: Int32s
     #: [prefills + 1] The first row of each prefill, then the row after the last. Rows are the last ones of a context.
     prefill_rows: Indices
-    #: One request for each prefill.
-    prefill: PageRuns
+    #: The pages of the decodes, then of the prefills.
+    kv_pages: Int32s
     #: One request for each decode.
     decodes: PageRuns
+    #: One request for each prefill.
+    prefill: PageRuns
 
 
-def lay_out_pages(step: StepPlan, bucket: BatchBucket, *, page_size: int, window: int | None = None) -> StepPages:
+def lay_out_pages(
+    step: StepPlan, bucket: BatchBucket, arrays: PageArrays, *, page_size: int, window: int | None = None
+) -> StepPages:
     """Reads the pages of the step's sequences, which must have room for the step's rows.
 
-    ``window``: pages behind it were given back; see `PageRule`.
-    ValueError: the step does not fit the bucket.
+    ``arrays``: as the step before has left them, if any. ``window``: pages behind it were given back; see `PageRule`.
+    ValueError: the step does not fit the bucket, or a sequence has too few pages.
     """
     _check_fits(step, bucket)
-    slot_mapping = np.full(bucket.num_rows, NO_SLOT, dtype=np.int32)
     rows = prefill_rows(step, bucket)
-    prefill = _lay_out_prefills(step, page_size, window, slot_mapping[rows[0] : bucket.num_prefill_rows])
+    runs, kv_pages = _page_runs(step, arrays, page_size, window)
+    decodes, prefill = runs.split(len(step.decodes))
+    slot_mapping = np.full(bucket.num_rows, NO_SLOT, dtype=np.int32)
     first_decode_row = bucket.num_prefill_rows
-    decode_slots = slot_mapping[first_decode_row : first_decode_row + len(step.decodes)]
-    decodes = _lay_out_decodes(step, page_size, window, decode_slots)
-    return StepPages(slot_mapping, rows, prefill, decodes)
+    prefill_slots, decode_slots = slot_mapping[rows[0] : first_decode_row], slot_mapping[first_decode_row:]
+    last_pages = kv_pages[decodes.starts[1:] - 1]
+    decode_slots[: len(last_pages)] = last_pages * page_size + (decodes.lengths - 1) % page_size
+    _map_prefills(prefill_slots, step.prefills, prefill, kv_pages, page_size)
+    return StepPages(slot_mapping, rows, kv_pages, decodes, prefill)
 
 
 def prefill_rows(step: StepPlan, bucket: BatchBucket) -> Indices:
     """[prefills + 1] The first row of each prefill, then the row after the last."""
     lengths = [chunk.num_tokens for chunk in step.prefills]
     return np.cumsum([bucket.num_prefill_rows - sum(lengths), *lengths], dtype=np.int64)
-
-
-def page_runs(lengths: Sequence[int], pages: Sequence[Sequence[int]], page_size: int) -> PageRuns:
-    """The tables of requests of these lengths; pages past a length are left out. ValueError: too few pages."""
-    tokens = np.array(lengths, dtype=np.int32)
-    counts = -(-tokens // page_size)
-    used = (own[:count] for own, count in zip(pages, counts.tolist(), strict=True))
-    indices = np.fromiter(chain.from_iterable(used), dtype=np.int32, count=int(counts.sum()))
-    starts = np.zeros(len(tokens) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
-    return PageRuns(tokens, starts, indices)
 
 
 def _check_fits(step: StepPlan, bucket: BatchBucket) -> None:
@@ -89,31 +90,33 @@ def _check_fits(step: StepPlan, bucket: BatchBucket) -> None:
         raise ValueError(f"a step of {what} in {bucket}")
 
 
-def _lay_out_prefills(step: StepPlan, page_size: int, window: int | None, slot_mapping: Int32s) -> PageRuns:
+def _page_runs(step: StepPlan, arrays: PageArrays, page_size: int, window: int | None) -> tuple[PageRuns, Int32s]:
+    """The decodes' tables, then the prefills', and their pages; those past a length or behind a window are left out."""
     chunks = step.prefills
-    firsts = [first_kept_page(chunk.start, page_size, window) for chunk in chunks]
-    runs = _kept_runs([chunk.end for chunk in chunks], [chunk.sequence for chunk in chunks], firsts, page_size)
+    num_cached = [sequence.num_cached for sequence in step.decodes] + [chunk.start for chunk in chunks]
+    tables = [sequence.pages for sequence in step.decodes] + [chunk.sequence.pages for chunk in chunks]
+    lengths = np.array(num_cached, dtype=np.int32) + 1
+    lengths[len(step.decodes) :] = [chunk.end for chunk in chunks]
+    counts = -(-lengths // page_size)
+    pages = arrays.of(tables, counts.tolist())
+    if window is not None:
+        firsts = [first_kept_page(number, page_size, window) for number in num_cached]
+        pages = [array[first:] for array, first in zip(pages, firsts, strict=True)]
+        behind = np.array(firsts, dtype=np.int32)
+        counts, lengths = counts - behind, lengths - behind * page_size
+    starts = np.zeros(len(pages) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    kv_pages = np.concatenate([NO_PAGES, *pages])  # numpy refuses to join nothing
+    return PageRuns(lengths, starts), kv_pages
+
+
+def _map_prefills(
+    slots: Int32s, chunks: Sequence[PrefillChunk], runs: PageRuns, kv_pages: Int32s, page_size: int
+) -> None:
+    """Writes the slots of the chunks' rows, each the last ones of its context."""
     row = 0
-    for chunk, first_kept, first_page in zip(chunks, firsts, runs.starts[:-1].tolist(), strict=True):
-        positions = np.arange(chunk.start, chunk.end, dtype=np.int32)
-        pages = runs.indices[first_page + positions // page_size - first_kept]
-        slot_mapping[row : row + chunk.num_tokens] = pages * page_size + positions % page_size
+    for chunk, length, first_page in zip(chunks, runs.lengths.tolist(), runs.starts[:-1].tolist(), strict=True):
+        places = np.arange(length - chunk.num_tokens, length, dtype=np.int32)
+        pages = kv_pages[first_page + places // page_size]
+        slots[row : row + chunk.num_tokens] = pages * page_size + places % page_size
         row += chunk.num_tokens
-    return runs
-
-
-def _lay_out_decodes(step: StepPlan, page_size: int, window: int | None, slot_mapping: Int32s) -> PageRuns:
-    firsts = [first_kept_page(sequence.num_cached, page_size, window) for sequence in step.decodes]
-    runs = _kept_runs([sequence.num_cached + 1 for sequence in step.decodes], step.decodes, firsts, page_size)
-    last_pages = runs.indices[runs.starts[1:] - 1]
-    slot_mapping[:] = last_pages * page_size + (runs.lengths - 1) % page_size
-    return runs
-
-
-def _kept_runs(
-    lengths: Sequence[int], sequences: Sequence[RequestSequence], firsts: Sequence[int], page_size: int
-) -> PageRuns:
-    """The tables of sequences of these lengths, without the pages before the first ones."""
-    kept = [length - first * page_size for length, first in zip(lengths, firsts, strict=True)]
-    pages = [each.pages[first:] if first else each.pages for each, first in zip(sequences, firsts, strict=True)]
-    return page_runs(kept, pages, page_size)

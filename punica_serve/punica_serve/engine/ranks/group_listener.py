@@ -1,7 +1,7 @@
 """Where the leader of a group listens for its other hosts and their ranks.
 
-Whoever reaches the port may connect. Until a connection has proved that it knows the cluster's token, and said what it
-is for, it gets a thread and a few hundred bytes for some seconds, and holds up no other.
+Anybody who reaches the port may connect. Until a connection has proved that it knows the cluster's token, and said what
+it is for, it gets a thread and a few hundred bytes for some seconds, and holds up no other.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Connections between the hosts of a group: TCP, on which both ends prove that they know the cluster's token.
 
 Each sends random bytes, and a keyed hash of both ends' bytes, so the token itself never travels. The end that dials
-proves itself first: from such a hash a weak token could be guessed, so whoever connects gets none. What follows is not
-encrypted, nor are the sums of the ranks: the network must be trusted.
+proves itself first: from such a hash a weak token could be guessed, so whoever connects gets none. The data after
+it is not encrypted, nor are the sums of the ranks: the network must be trusted.
 
     leader: nonce
     host:   nonce, proof as a host

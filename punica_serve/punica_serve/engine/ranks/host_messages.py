@@ -17,7 +17,7 @@ class HostHello(Message, frozen=True):
     version: str
     #: Its number; the leader's host is 0.
     host: int
-    #: Of the group, as its config has it.
+    #: The group's, as its config has it.
     num_hosts: int
     #: Those of its ranks, in order.
     devices: tuple[str, ...]

@@ -12,7 +12,10 @@ _WAIT_S = 1.0
 
 
 class Joining:
-    """NCCL takes a second or more to connect GPUs, and leaves the interpreter to other threads meanwhile."""
+    """The joining of one rank, and its result.
+
+    NCCL takes a second or more to connect GPUs, and leaves the interpreter to other threads meanwhile.
+    """
 
     def __init__(self, rank: Rank, join: Callable[[], Collectives], *, in_background: bool) -> None:
         """``in_background``: ``join`` is called on the thread; otherwise at once, and this raises what it does."""

@@ -1,4 +1,4 @@
-"""How much later than its leader a rank launches a step, phase by phase: the host's clock is one for all processes."""
+"""When the ranks of a group launch their steps: the host's clock is one for all processes."""
 
 import time
 from collections import deque
@@ -13,27 +13,47 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 #: Newest steps that a rank remembers.
 _MAX_STEPS = 2048
 
-#: When a launch passed each phase, on the monotonic clock.
-Marks = tuple[int, ...]
+#: When a launch passed each phase, in ns on the monotonic clock.
+PhaseTimes = tuple[int, ...]
 
 
 class LaunchTimes:
     """When a rank launched its newest steps."""
 
     def __init__(self) -> None:
-        self._launches: deque[Marks] = deque(maxlen=_MAX_STEPS)
+        self._launches: deque[PhaseTimes] = deque(maxlen=_MAX_STEPS)
+        self._begun_ns = 0
 
-    def add(self, *marks_ns: int) -> None:
-        """A step has just been launched. ``marks_ns``: of all phases but the last."""
-        self._launches.append((*marks_ns, time.monotonic_ns()))
+    def begin(self) -> None:
+        """The leader is about to send a step."""
+        self._begun_ns = time.monotonic_ns()
+
+    def add(self, *phases_ns: int) -> int:
+        """A step has just been launched. ``phases_ns``: of all phases but the last, whose own is returned."""
+        launched_ns = time.monotonic_ns()
+        self._launches.append((*phases_ns, launched_ns))
+        return launched_ns
+
+    def early_s(self, own_early_s: float, others_ns: Mapping[int, int]) -> dict[int, float]:
+        """How long before the end of the step before, by rank, others launched the newest step.
+
+        ``own_early_s``: this leader's time, 0 if that step had ended by then, as it then had for others. ``others_ns``:
+        each one's newest launch, whichever step that was.
+        """
+        return {rank: self._early_s(own_early_s, launched_ns) for rank, launched_ns in others_ns.items()}
+
+    def _early_s(self, own_early_s: float, launched_ns: int) -> float:
+        if launched_ns < self._begun_ns or not own_early_s:
+            return 0.0  # that was an older step
+        return max(0.0, own_early_s - 1e-9 * (launched_ns - self._launches[-1][-1]))
 
     @property
-    def newest_ns(self) -> tuple[Marks, ...]:
-        """The marks of each step, oldest first."""
+    def newest_ns(self) -> tuple[PhaseTimes, ...]:
+        """The times of each step, oldest first."""
         return tuple(self._launches)
 
 
-def launch_lags_us(leader: Sequence[Marks], others: Sequence[Sequence[Marks]]) -> Mapping[Phase, list[float]]:
+def launch_lags_us(leader: Sequence[PhaseTimes], others: Sequence[Sequence[PhaseTimes]]) -> Mapping[Phase, list[float]]:
     """How long after the leader the last of the other ranks passed each phase, in µs, oldest step first.
 
     All have launched the same steps last. A lag is negative where the leader was the last one itself.
@@ -41,11 +61,11 @@ def launch_lags_us(leader: Sequence[Marks], others: Sequence[Sequence[Marks]]) -
     num_steps = min(map(len, (leader, *others)))
     newest = [launches[len(launches) - num_steps :] for launches in (leader, *others)]
     return {
-        phase: [(max(late) - own) / 1e3 for own, *late in zip(*_marks_of(place, newest), strict=True)]
+        phase: [(max(late) - own) / 1e3 for own, *late in zip(*_times_at(place, newest), strict=True)]
         for place, phase in enumerate(PHASES)
     }
 
 
-def _marks_of(place: int, ranks: Sequence[Sequence[Marks]]) -> list[list[int]]:
+def _times_at(place: int, ranks: Sequence[Sequence[PhaseTimes]]) -> list[list[int]]:
     """One phase's, by rank and step."""
-    return [[marks[place] for marks in launches] for launches in ranks]
+    return [[times[place] for times in launches] for launches in ranks]

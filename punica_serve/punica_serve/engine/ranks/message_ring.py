@@ -13,7 +13,7 @@ import time
 import zlib
 
 _WORD_BYTES = 8
-#: Each position has a cache line of its own.
+#: Each process has a cache line of its own, for its position and the time of its newest launch.
 _LINE_WORDS = 8
 #: Length and checksum.
 _HEADER = struct.Struct("<II")
@@ -39,8 +39,11 @@ class _Ring:
         self._first = _LINE_WORDS * _WORD_BYTES * (1 + num_readers)
         self._memory = mmap.mmap(fd, 0)
         self._capacity = len(self._memory) - self._first
+        words = memoryview(self._memory)[: self._first].cast("Q")
         #: The writer's, then each reader's. A word is loaded and stored at once.
-        self._positions = memoryview(self._memory)[: self._first].cast("Q")[::_LINE_WORDS]
+        self._positions = words[::_LINE_WORDS]
+        #: When each reader launched its newest step; the writer's is not used.
+        self._launches = words[1::_LINE_WORDS]
 
     def _put(self, position: int, data: bytes) -> None:
         start = position % self._capacity
@@ -79,6 +82,10 @@ class RingWriter(_Ring):
         positions = self._positions[1:].tolist()
         return positions.index(min(positions))
 
+    def launched_ns(self, reader: int) -> int:
+        """The newest time that a reader has told by ``tell_launch``; 0 before the first."""
+        return int(self._launches[1 + reader])
+
     def _await_room(self, oldest: int, timeout_s: float) -> None:
         """Waits until all readers have read up to ``oldest``."""
         if min(self._positions[1:]) >= oldest:
@@ -108,6 +115,10 @@ class RingReader(_Ring):
             payload = self._await_whole_frame(start)
         positions[self._own] = start + _frame_bytes(len(payload))
         return payload
+
+    def tell_launch(self, launched_ns: int) -> None:
+        """Tells the writer when this reader launched its newest step, on the host's monotonic clock."""
+        self._launches[self._own] = launched_ns
 
     def _await_whole_frame(self, start: int) -> bytes:
         deadline_s = time.monotonic() + _TORN_S

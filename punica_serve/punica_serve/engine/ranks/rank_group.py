@@ -1,6 +1,6 @@
 """A group of ranks from its leader's side: the processes that it commands, watches and ends as one.
 
-Steps and commands go through one ring, in order, before the leader launches anything itself. What the ranks say arrives
+Steps and commands go through one ring, in order, before the leader launches anything itself. The ranks' answers arrive
 on a thread. Once a rank is lost, all that waits for it fails, and the group is over.
 """
 
@@ -24,6 +24,7 @@ from punica_serve.engine.ranks.rank_messages import (
     Proposal,
     RankAudit,
     RankHello,
+    RankPhase,
     RankReady,
     RankWelcome,
     StopRank,
@@ -36,6 +37,7 @@ from punica_serve.engine.ranks.step_frames import StepEncoder
 from punica_serve.engine.ranks.step_wait import StepWait
 from punica_serve.errors import PunicaError
 from punica_serve.errors.invariants import require
+from punica_serve.process.start_clock import OnPhase, no_phases
 from punica_serve.protocol import Message
 
 log = logging.getLogger(__name__)
@@ -44,11 +46,22 @@ log = logging.getLogger(__name__)
 class RankGroup:
     """The other ranks. Commands and steps are sent from one thread."""
 
-    def __init__(self, processes: RankProcesses, on_loss: Callable[[PunicaError], None] | None = None) -> None:
-        """Owns the processes from now on. ``on_loss`` is called on another thread when a rank is lost."""
+    def __init__(
+        self,
+        processes: RankProcesses,
+        on_loss: Callable[[PunicaError], None] | None = None,
+        on_phase: OnPhase = no_phases,
+    ) -> None:
+        """Owns the processes from now on.
+
+        ``on_loss`` is called on another thread when a rank is lost, ``on_phase`` when one begins a phase of its start.
+        """
         self._processes = processes
         self._settings = settings = processes.settings
         self._on_loss = on_loss
+        self._on_phase = on_phase
+        #: The newest phase of each rank's start.
+        self._phases: dict[int, str] = {}
         self._changed = threading.Condition()
         self._loss: PunicaError | None = None
         #: Answers that have arrived: by kind or name, then by rank.
@@ -135,6 +148,10 @@ class RankGroup:
         """See ``launch_lags_us``. No step may be running. Raises RankLost."""
         return launch_lags_us(self.launches.newest_ns, [audit.launches_ns for audit in self._audits()])
 
+    def launched_early_s(self, own_early_s: float) -> dict[int, float]:
+        """See ``LaunchTimes.early_s``: of the ranks on this host."""
+        return self.launches.early_s(own_early_s, self._processes.launched_ns())
+
     def close(self) -> None:
         """Has all ranks end after the steps that were sent, and leaves no process behind."""
         self._watch.close()
@@ -173,10 +190,13 @@ class RankGroup:
             said = self._arrived.setdefault(what, {})
             self._changed.wait_for(lambda: self._loss is not None or len(said) == len(self.ranks), timeout_s)
             self.check()
-            late = [rank.name for rank in self.ranks if rank.index not in said]
+            late = [rank for rank in self.ranks if rank.index not in said]
+            begun = dict(self._phases)
         if late:
-            why = self._processes.why_late()
-            raise RankLost(f"{' and '.join(late)} did not {do} within {timeout_s:g} s{why}")
+            names = " and ".join(rank.name for rank in late)
+            phases = [f"rank {rank.index} in {begun[rank.index]!r}" for rank in late if rank.index in begun]
+            where = f" ({', '.join(phases)})" if phases else ""
+            raise RankLost(f"{names} did not {do} within {timeout_s:g} s{where}{self._processes.why_late()}")
         return said
 
     def _take(self, rank: FollowingRank, message: Any) -> None:
@@ -185,6 +205,10 @@ class RankGroup:
             case RankHello():
                 rank.gpu_uuid = message.gpu_uuid
                 self._arrive("hello", rank, message)
+            case RankPhase():
+                with self._changed:
+                    self._phases[rank.index] = message.name
+                self._on_phase(rank.index, message.name)
             case RankReady():
                 self._arrive("ready", rank, message)
             case Proposal():

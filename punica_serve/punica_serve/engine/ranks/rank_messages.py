@@ -113,6 +113,12 @@ class RankHello(Message, frozen=True):
     device_bytes: int
 
 
+class RankPhase(Message, frozen=True):
+    """The rank begins a phase of its start, after its hello."""
+
+    name: str
+
+
 class RankReady(Message, frozen=True):
     """The rank can run steps."""
 
@@ -159,7 +165,7 @@ class RankPong(Message, frozen=True):
     number: int
 
 
-RankToLeader = RankHello | RankReady | RankFailed | Proposal | Done | RankPong
+RankToLeader = RankHello | RankPhase | RankReady | RankFailed | Proposal | Done | RankPong
 
 # ------------------------------------------------------------------ leader -> rank
 

@@ -22,6 +22,8 @@ class RankOptions(Message, frozen=True):
     log_format: str
     ready_timeout_s: float
     exchange_timeout_s: float
+    #: So long the leader waits to learn which rank is gone.
+    silence_timeout_s: float
     #: The host's adapters on disk, and all that this folder may take.
     cache_folder: str | None
     cache_bytes: int
@@ -52,6 +54,7 @@ class GroupOptions:
             log_format=settings.log_format,
             ready_timeout_s=settings.ready_timeout_s,
             exchange_timeout_s=settings.exchange_limit_s(device),
+            silence_timeout_s=settings.silence_timeout_s,
             cache_folder=f"{cache.folder}" if cache is not None else None,
             cache_bytes=cache.budget_bytes if cache is not None else 0,
         )

@@ -59,6 +59,7 @@ class RankProcesses:
         except BaseException:
             self.end(0.0)
             raise
+        self._num_own = len(early.ranks)
         self._readers = [rank.name for rank in self.ranks] + [f"host {host}" for host in range(1, num_hosts + 1)]
         self.ranks += self._remote.ranks if self._remote is not None else ()
 
@@ -75,6 +76,13 @@ class RankProcesses:
     def slowest_reader(self) -> str:
         """Who has read least of the ring."""
         return self._readers[self.ring.slowest()]
+
+    def launched_ns(self) -> dict[int, int]:
+        """When each rank of this host launched its newest step, by rank: 0 before its first one.
+
+        Other hosts have clocks of their own.
+        """
+        return {rank.index: self.ring.launched_ns(place) for place, rank in enumerate(self.ranks[: self._num_own])}
 
     def why_late(self) -> str:
         """See ``RemoteHosts.why_late``."""

@@ -47,6 +47,10 @@ class RankRing:
         """The reader that has read least."""
         return self._writer.slowest()
 
+    def launched_ns(self, index: int) -> int:
+        """See ``RingWriter.launched_ns``."""
+        return self._writer.launched_ns(index)
+
     def close(self) -> None:
         """Nobody writes or reads here any more. The memory stays as long as a process has mapped it."""
         os.close(self._fd)

@@ -76,13 +76,15 @@ class RemoteHost:
             thread.start()
 
     def fetch(self, ref: AdapterRef) -> "Future[None]":
-        """Asks for an adapter's files on that host's disk. Never blocks; don't ask again before the answer.
+        """Asks for an adapter's files on that host's disk. Never blocks. Calls before the answer share it.
 
         Fails with AdapterRejected if a retry can't help, or StoreUnavailable.
         """
         fetched: Future[None] = Future()
         with self._lock:
             is_over = self._is_over.is_set()
+            if not is_over and ref.digest in self._fetches:
+                return self._fetches[ref.digest]
             if not is_over:
                 self._fetches[ref.digest] = fetched
         if is_over:

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 from punica_serve.base_model.rank import Rank
 from punica_serve.engine.ranks.network_interface import LOOPBACK, listen_at
-from punica_serve.engine.ranks.rank_loss import RankLost
+from punica_serve.engine.ranks.rank_loss import ExchangeFailed, RankLost
 from punica_serve.engine.ranks.start_votes import StartVotes
 from punica_serve.engine.ranks.torch_collectives import TorchCollectives
 from punica_serve.errors import ConfigError
@@ -72,7 +72,7 @@ def join(
             collectives = TorchCollectives(dist.group.WORLD, store)
             if is_gpu:
                 _connect(collectives, device)
-    except RuntimeError as error:
+    except (ExchangeFailed, RuntimeError) as error:
         # Torch names groups by how many a process has begun: the next one's new ranks would look for another name.
         distributed_c10d._world.group_count = 0
         raise RankLost(f"the ranks could not join within {timeout_s:g} s: {first_line(error)}") from error

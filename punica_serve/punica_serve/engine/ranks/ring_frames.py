@@ -8,7 +8,7 @@ from punica_serve.engine.ranks.rank_messages import RankCommand
 from punica_serve.protocol import Decoder, Message, encode
 
 #: A step as int32 words.
-StepWords = tuple[int, ...]
+PackedStep = tuple[int, ...]
 
 _STEP, _COMMAND, _HOST = b"step", b"cmd ", b"host"
 _TAG_BYTES = 4
@@ -40,12 +40,12 @@ def read_host_frame(frame: bytes) -> LeaderToHost | RankCommand | None:
     return None if isinstance(command, tuple) else command
 
 
-def read_words(frame: bytes) -> StepWords:
+def read_words(frame: bytes) -> PackedStep:
     """The words of a step's frame."""
     return struct.unpack_from(f"<{(len(frame) - _TAG_BYTES) // _WORD_BYTES}i", frame, _TAG_BYTES)
 
 
-def read_frame(frame: bytes) -> StepWords | RankCommand:
+def read_frame(frame: bytes) -> PackedStep | RankCommand:
     """The words of a step, or a command. Raises ProtocolError."""
     if frame.startswith(_STEP):
         return read_words(frame)

@@ -14,7 +14,7 @@ from itertools import count, islice
 from punica_serve.base_model.model_spec import ModelSpec
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
-from punica_serve.engine.ranks.ring_frames import StepWords, read_words, step_frame
+from punica_serve.engine.ranks.ring_frames import PackedStep, read_words, step_frame
 from punica_serve.errors.invariants import require
 from punica_serve.protocol import Request
 
@@ -151,7 +151,7 @@ class StepDecoder:
         require(number not in self._sequences, f"sequence {number} was introduced twice")
         self._sequences[number] = Sequence.of(request, self._max_context, self._model)
 
-    def decode(self, words: StepWords) -> StepPlan:
+    def decode(self, words: PackedStep) -> StepPlan:
         """The plan, of this rank's sequences. Raises KeyError for a sequence that was not introduced."""
         self.advance()
         plan = self._newest = self._plan(words)
@@ -175,7 +175,7 @@ class StepDecoder:
         """The pages of the sequences, by number."""
         return {number: sequence.pages for number, sequence in self._sequences.items()}
 
-    def _plan(self, words: StepWords) -> StepPlan:
+    def _plan(self, words: PackedStep) -> StepPlan:
         left = iter(words)
         header = islice(left, _NUM_HEADER_WORDS)
         num_ended, num_rows, num_tokens, num_states, num_prefills, num_grown, is_early, shares_pages = header

@@ -198,6 +198,9 @@ class _Client:
                 reason = "a plain close"
             except (OSError, WebSocketException) as error:
                 reason = str(error)
+            finally:
+                if self._socket is not None:
+                    self._socket.transport.abort()  # a cancelled close leaves it open
             self._lose_streams(reason)
             await asyncio.sleep(RECONNECT_S)
 

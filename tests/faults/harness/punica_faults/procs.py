@@ -5,7 +5,7 @@ import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,8 +75,9 @@ class KeptProcess:
 
     def _signal(self, signum: int) -> None:
         if self.pid:
-            self._is_doomed = True
-            os.kill(self.pid, signum)
+            with suppress(ProcessLookupError):  # it is dead and reaped, and the event loop is yet to hear of it
+                os.kill(self.pid, signum)
+                self._is_doomed = True
 
     async def _run_once(self) -> int:
         with ExitStack() as stack:

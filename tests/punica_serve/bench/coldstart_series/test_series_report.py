@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -46,14 +47,14 @@ def test_overheads_are_of_means_over_cached(subject: Subject) -> None:
         assert on_demand[f"{key}_over_cached"] == pytest.approx(50)
     assert (on_demand["latency_ms_mean"], on_demand["latency_ms_p50"]) == pytest.approx((750, 750))
     assert on_demand["cold_share"] == 1 and on_demand["per_token_ms_mean"] == pytest.approx(15)
-    share = report.facts["share of the latency in cold starts, rank64, on_demand"]
-    assert share == pytest.approx(1 / 3)
+    assert report.facts == {"share of the latency in cold starts, rank64": pytest.approx(1 / 3)}
 
 
 def test_without_cached_nothing_is_over_it(subject: Subject) -> None:
     report = make_report(subject, SETTINGS, measured(result("wait", 1.0)))
     (record,) = next(table for table in report.tables if table.name == "series").records
     assert record["latency_over_cached"] is None and record["latency_ms_mean"] == pytest.approx(500)
+    assert not report.facts
 
 
 def test_goals_are_of_the_last_mode() -> None:
@@ -121,3 +122,17 @@ def test_a_link_as_it_is_is_not_called_an_emulation(
 ) -> None:
     leave(make_report(subject, SETTINGS, measured(result("wait", 1.0))), tmp_path, Console(width=240))
     assert "emulat" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [["cached"], ["cached", "on_demand"]])
+def test_the_share_of_cold_starts_is_drawn_beside_the_loads(subject: Subject, rows: list[str]) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    figure = Figure()
+    results = [result(name, 1.0 + number) for number, name in enumerate(rows)]
+    make_report(subject, SETTINGS, measured(*results)).figures["loads"](figure)
+    bars = [own.get_height() for axes in figure.axes for own in axes.patches if isinstance(own, Rectangle)]
+    assert bars == ([pytest.approx(50)] if len(rows) > 1 else [])
+    (line,) = figure.axes[-1].lines
+    assert np.asarray(line.get_data()).tolist() == [[64], [50]]

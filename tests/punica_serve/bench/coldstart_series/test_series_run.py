@@ -15,6 +15,7 @@ from punica_serve.bench.coldstart_series.series_rows import ROWS
 from punica_serve.bench.coldstart_series.series_run import plan_of, run_series
 from punica_serve.bench.coldstart_series.series_settings import SeriesMeasured, SeriesSettings
 from punica_serve.bench.subject import Subject
+from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 
@@ -88,6 +89,20 @@ def test_no_engine_is_left_when_the_next_one_is_made(
     short = replace(settings, series=settings.series[:1], rows=_FEW_ROWS, seconds=0.1)
     run_series(subject, short, plan_of(short), Progress(disable=True))
     assert len(made) == len({row.mode for row in short.rows}) > 1
+
+
+@pytest.mark.slow
+def test_each_mode_of_a_group_has_a_process_of_its_own(
+    tiny_llama: Path, settings: SeriesSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the link that was found with the first."""
+    monkeypatch.setattr(subject_module, "Engine", None)  # none is made in this process
+    config = EngineConfig(model=tiny_llama, dtype="float32", max_context=24, cpu_threads=1, num_kv_pages=64)
+    group = Subject.of_group(config, "cpu,cpu")
+    short = replace(settings, series=settings.series[:1], rows=_FEW_ROWS, seconds=0.1, link_gb_per_s=1e-4)
+    measured = run_series(group, short, plan_of(short), Progress(disable=True))
+    assert not measured.failures and measured.link is not None and measured.link.is_emulated
+    assert [result.row.name for result in measured.results] == [row.name for row in _FEW_ROWS]
 
 
 def test_a_row_that_fails_does_not_end_the_others(

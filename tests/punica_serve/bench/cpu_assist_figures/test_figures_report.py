@@ -41,3 +41,12 @@ def test_without_a_gpu_a_figure_is_named_as_not_measured(subject: Subject, tmp_p
     assert any("figure 16" in note for table in report.tables for note in table.notes)
     written = {path.name for path in leave(report, tmp_path, Console(quiet=True))}
     assert written == {"cpu-assist.json", "cpu-assist-round-trips.png", "cpu-assist-layers.png"}
+
+
+@pytest.mark.parametrize(("counts", "missing"), [((1, 2), ""), ((1, 2, 4, 8), "with 4, 8 processes: not measured")])
+def test_processes_that_could_not_be_had_are_named_as_not_measured(
+    subject: Subject, counts: tuple[int, ...], missing: str
+) -> None:
+    report = make_report(subject, FigureSettings(counts=counts), FiguresMeasured(TRIPS, LAYERS, []))
+    notes = [note for table in report.tables for note in table.notes if "figures 16 and 18" in note]
+    assert len(notes) == bool(missing) and all(missing in note for note in notes)

@@ -15,7 +15,7 @@ def span(
 
 
 def spans(trace_id: str, sent_ms: int) -> list[ReceivedSpan]:
-    """Of a request whose hops take 1, 2, 4, 8, 16, 32 and 64 ms, and whose last token comes 128 ms later."""
+    """The spans of a request whose hops take 1, 2, 4, 8, 16, 32 and 64 ms, and whose last token comes 128 ms later."""
     at_ms = [sent_ms + offset for offset in (1, 3, 7, 15, 31, 63)]
     return [
         span(trace_id, "request", at_ms[0], sent_ms + 300, ("first token", at_ms[5] * MS)),
@@ -52,6 +52,18 @@ def test_launches_are_told_of_where_steps_overlap() -> None:
     times = hop_times_s([requests], traces)
     assert times["launch lead"] == pytest.approx([0.0015])
     assert times["launched early"] == pytest.approx([0.00025])
+
+
+def test_the_launches_of_other_ranks_have_rows_of_their_own() -> None:
+    traces = by_trace(spans("a", 0))
+    early_us = {"launched_early_us": 250, "launched_early_us.rank_1": 230, "launched_early_us.rank_2": 0}
+    traces["a"]["prefill"] = span("a", "prefill", 15, 31, **early_us)
+    times = hop_times_s([[ClientTimes("a", 0, 127 * MS, 300 * MS)]], traces)
+    assert times["launched early, rank 1"] == pytest.approx([0.00023])
+    (table,) = hops_report(times, {}, "one request").tables
+    own, *others = table.records[-3:]
+    assert [record["hop"] for record in others] == ["launched early, rank 1", "launched early, rank 2"]
+    assert all(record["includes"] == own["includes"] for record in others)
 
 
 def test_a_trace_is_whole_when_all_spans_have_come() -> None:

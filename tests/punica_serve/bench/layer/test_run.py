@@ -22,6 +22,7 @@ def settings(tiny_model: ModelConfig) -> LayerSettings:
         context_lengths=(16, 40),
         batch_sizes=(1, 4),
         projection_batch_sizes=(4,),
+        part_batch_sizes=(3,),
         prompt_lengths=(24,),
         num_beside_prefill=3,
         rank=8,
@@ -34,7 +35,7 @@ def settings(tiny_model: ModelConfig) -> LayerSettings:
 def test_it_measures_every_cell_and_draws(settings: LayerSettings, tmp_path: Path) -> None:
     report = run(settings, tuple(LayerSection), "cpu", Progress(disable=True))
     assert not report.failures
-    projections, prefills, figure = report.tables
+    projections, prefills, parts, figure = report.tables
     assert [record["population"] for record in projections.records] == ["distinct", "uniform", "skewed", "identical"]
     assert not any(record["goal_us"] or record["peer_us"] for record in projections.records)
     assert len(figure.records) == 2 * 2 * 5
@@ -44,6 +45,11 @@ def test_it_measures_every_cell_and_draws(settings: LayerSettings, tmp_path: Pat
         if record["population"] == "backbone"
     )
     assert [(record["prompt"], record["decodes"]) for record in prefills.records] == [(24, 3)]
+    assert [(record["rows"], record["adapters"]) for record in parts.records] == [
+        *(("prompt of 24", "one"), ("prompt of 24", "distinct")),
+        *(("3 decodes", "one"), ("3 decodes", "distinct")),
+    ]
+    assert all(record["us"] and record["shrink_us"] is None for record in parts.records)
     write_json(report, tmp_path)
     assert [path.name for path in save_figures(report, tmp_path)] == [
         f"layer-{section}.png" for section in LayerSection

@@ -1,6 +1,5 @@
 """`punica-serve bench coldstart-loads`, from its options to its file."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from punica_serve.bench.coldstart_loads import loads_run
 from punica_serve.bench.coldstart_loads.load_times import LoadClock
 from punica_serve.engine.adapters import chunk_job
 from punica_serve.engine.adapters.packed_store import PackedStore
-from waits import until
+from waits import wait_for
 
 
 @pytest.fixture
@@ -43,15 +42,17 @@ def loads(cli: Callable[..., Any], config_file: Path, out: Path) -> tuple[list[d
 
 def test_each_place_has_a_row_and_a_yardstick(cli: Callable[..., Any], config_file: Path, tmp_path: Path) -> None:
     rows, figures = loads(cli, config_file, tmp_path / "out")
-    assert [row["place"].split(",")[0] for row in rows] == [
+    assert [row["place"] for row in rows] == [
         "folder that was never seen",
-        "packed",
-        "packed",
+        "packed, page cache",
+        "packed, disk",
         "store over HTTP",
+        "store over HTTP, packed afterwards",
         "store over S3",
+        "store over S3, packed afterwards",
     ]
     measured = [row for row in rows if row["ms"] is not None]
-    assert len(measured) == len(figures) and len(measured) >= 4
+    assert len(measured) == len(figures) + 2 and len(measured) >= 6, "all have goals but those packed afterwards"
     assert all(row["ms"] > 0 and row["yardstick_ms"] > 0 for row in measured)
     assert all(0 < row["busiest_ms"] <= 1.5 * row["processor_ms"] + 5 for row in measured)
     assert all(0 <= row["queued_ms"] <= 1.5 * row["ms"] + 5 for row in measured)
@@ -78,10 +79,10 @@ def test_a_process_that_does_not_start_measures_nothing(
 
 
 def test_a_load_has_the_time_of_the_process_that_reads_for_it() -> None:
-    spin = "import time; end = time.perf_counter() + 0.2\nwhile time.perf_counter() < end: pass\ninput()"
+    spin = "import time\nwhile time.process_time() < 0.3: pass\ninput()"
     with subprocess.Popen([sys.executable, "-c", spin], stdin=subprocess.PIPE) as process:
         clock = LoadClock(process.pid)
-        asyncio.run(until(lambda: clock.time().processor_s > 0.1))
+        wait_for(lambda: clock.time().processor_s > 0.1)
         times = clock.time()
         process.communicate(b"\n")
     assert 0.05 < times.busiest_s <= times.processor_s

@@ -32,3 +32,11 @@ def test_a_device_that_is_none(cli: Callable[..., Any], command: str, device: st
     )
     assert outcome.exit_code == 2 and outcome.stderr == f"punica-serve: device '{device}' is neither cpu nor cuda:N\n"
     assert len(outcome.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["coldstart", "cpu-assist", "overhead", "prefix-caching"])
+def test_a_group_where_one_device_is_measured(cli: Callable[..., Any], command: str, tmp_path: Path) -> None:
+    outcome = cli("bench", command, "--config", "demo-tp2", "--out", str(tmp_path / "out"))
+    assert outcome.exit_code == 2 and not (tmp_path / "out").exists()
+    message = "this command measures one device, and 'cpu,cpu' is a group; name one device by `--device`"
+    assert outcome.stderr == f"punica-serve: {message}\n"

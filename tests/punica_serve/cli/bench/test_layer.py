@@ -36,7 +36,8 @@ def test_options_become_settings(tmp_path: Path, seen: list[Seen]) -> None:
     ((settings, sections, device),) = seen
     assert sections == tuple(LayerSection) and settings.prompt_lengths == (96,)
     assert [model.name for model in settings.models] == ["llama-2-7b", "llama-2-13b"] and device == "cuda:0"
-    assert settings.batch_sizes == settings.projection_batch_sizes == (2, 8) and settings.limits == USUAL_LIMITS
+    assert settings.batch_sizes == settings.projection_batch_sizes == settings.part_batch_sizes == (2, 8)
+    assert settings.limits == USUAL_LIMITS
     assert settings.num_layers == 3 and settings.context_lengths == (64,)
     assert (tmp_path / "layer.json").is_file()
 

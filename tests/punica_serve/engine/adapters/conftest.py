@@ -15,11 +15,12 @@ from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import chunk_job
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.packing import PackedAdapter, packed_num_bytes
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory

@@ -58,6 +58,21 @@ def test_the_slowest_recent_copy_counts() -> None:
     assert forecast.hold_s(copy.arrival, step) == pytest.approx(0.001)
 
 
+def test_a_hold_is_foreseen_by_the_slowest_copy_and_a_choice_by_the_usual_one() -> None:
+    copy, step = _copy(8 * _MB), StepForecast(0, 0)
+    forecast = _forecast(copy)
+    for seconds in (0.008, 0.001, 0.001):
+        forecast.record_rate(_MB, seconds)
+    arrives_in_s = forecast.arrives_in_s(copy.arrival, step)
+    assert arrives_in_s is not None and arrives_in_s[-1] == pytest.approx(0.008)
+    hold_s = forecast.hold_s(copy.arrival, step)
+    assert hold_s is not None and hold_s > 0.05
+    for _ in range(5):
+        forecast.record_rate(_MB, 0.002)
+    arrives_in_s = forecast.arrives_in_s(copy.arrival, step)
+    assert arrives_in_s is not None and arrives_in_s[-1] == pytest.approx(0.016), "it follows a link that has slowed"
+
+
 def test_copies_come_one_after_the_other() -> None:
     first, second = _copy(4 * _MB), _copy(8 * _MB)
     forecast = _forecast(first, second)

@@ -170,7 +170,7 @@ def test_reserved_memory_is_free_again_after_an_error(cache: HostCache) -> None:
 
 
 def test_only_a_few_are_evicted_for_reserved_memory(cache: HostCache) -> None:
-    """The step loop reserves it. Whoever has more time goes on."""
+    """The step loop reserves it. Other threads have more time, and evict the rest."""
     for digest in "abcdefghij":
         cache.release(_make(cache, digest, 1))
     assert cache.reserve(6 * PAGE) is None and len(cache.digests) == 6

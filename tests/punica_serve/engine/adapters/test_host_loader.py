@@ -22,7 +22,7 @@ from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected, StoreUnavailable
 from punica_serve.protocol import AdapterRef
-from waits import DEADLINE_S
+from waits import DEADLINE_S, wait_for
 
 CPU = torch.device("cpu")
 
@@ -225,13 +225,6 @@ def _fails(results: list[LoadResult]) -> list[str]:
     return [loaded.ref.digest for loaded in results]
 
 
-def _wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
 def _gate_late_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, list[str]]:
     """Reads that wait for the event, soon for too long, and the digests of those that have begun."""
     monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
@@ -252,7 +245,7 @@ def test_a_read_that_does_not_end_fails_alone_and_is_of_use_once_it_ends(
     gate, reads = _gate_late_reads(monkeypatch)
     ref = make_adapter()
     harness.loader.get(ref)
-    _wait_until(lambda: bool(reads))
+    wait_for(lambda: bool(reads))
     assert _late(harness) == [ref.digest] and not harness.loader.poll(), "told once"
     harness.loader.get(ref)
     assert _fails(harness.loader.poll()) == [ref.digest], "who asks meanwhile is told at once"
@@ -271,7 +264,7 @@ def test_a_large_adapter_has_more_time(
     small, large = make_adapter(seed=1), replace(make_adapter(seed=2), num_bytes=1_000_000_000)
     for ref in (small, large):
         harness.loader.get(ref)
-    _wait_until(lambda: len(reads) == 2)
+    wait_for(lambda: len(reads) == 2)
     assert _late(harness) == [small.digest]
     gate.set()
 
@@ -283,10 +276,11 @@ def test_requests_behind_reads_that_do_not_end_are_told_too_and_nothing_piles_up
     refs = [make_adapter(seed=seed) for seed in range(3 * harness.reader.num_threads)]
     for ref in refs:
         harness.loader.get(ref)
-    _wait_until(lambda: len(reads) == harness.reader.num_threads)
+    wait_for(lambda: len(reads) == harness.reader.num_threads)
     assert sorted(_late(harness)) == sorted(ref.digest for ref in refs)
     harness.loader.poll()
     assert sorted(harness.loader._running) == sorted(reads)
+    monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", DEADLINE_S)  # for reads that do end
     gate.set()
     harness.arrive()
     assert len(reads) == harness.reader.num_threads
@@ -301,7 +295,7 @@ def test_a_late_adapter_that_is_deleted_leaves_nothing(
     gate, reads = _gate_late_reads(monkeypatch)
     ref = make_adapter()
     harness.loader.get(ref)
-    _wait_until(lambda: bool(reads))
+    wait_for(lambda: bool(reads))
     assert _late(harness) == [ref.digest]
     harness.loader.evict(ref.digest)
     gate.set()

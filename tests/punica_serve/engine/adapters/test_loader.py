@@ -160,8 +160,8 @@ def _no_weights(folder: Path) -> None:
     ("damage", "told"),
     [
         (_cut_weights, "its files changed on disk since it was registered"),
-        (_no_weights, "adapter_model.safetensors: can't be read: No such file"),
-        (shutil.rmtree, "can't be read: no such folder"),
+        (_no_weights, "adapter_model.safetensors: can't be read: No such file or directory; register it again, or ask"),
+        (shutil.rmtree, "can't be read: no such folder, or not readable; register it again, or ask the operator"),
     ],
 )
 def test_clients_see_what_is_wrong_and_the_log_says_where(

@@ -14,11 +14,13 @@ from packed_worker import Worker, equal, held
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import Rank
 from punica_serve.engine.adapters import chunk_job, packed_chunk, packed_file, packed_store
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_header import MAX_READERS, chunk_ranges
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.protocol import AdapterRef
+from tiny_config import tiny_config
 
 
 def test_a_file_is_the_memory_behind_a_header(folder: Path, model: ModelConfig, ref: AdapterRef) -> None:
@@ -85,8 +87,8 @@ def test_one_changed_byte_is_found_and_the_file_made_again(
     assert equal(third.load(ref), fresh), "the file is good again"
 
 
-@pytest.mark.parametrize("num_bytes", [0, 10, 100, 4096, 20_000])
-def test_a_file_that_is_cut_short_is_made_again(
+@pytest.mark.parametrize("num_bytes", [0, 10, 100, 4096, 20_000, 1 << 24])
+def test_a_file_that_is_cut_short_or_too_long_is_made_again(
     folder: Path, model: ModelConfig, ref: AdapterRef, packings: list[str], num_bytes: int
 ) -> None:
     file = Worker(folder, model).packs(ref)
@@ -120,6 +122,22 @@ def test_another_dtype_or_model_has_files_of_its_own(
     names.add(PackedLayout.of(model, torch.bfloat16).name)
     names.add(PackedLayout.of(replaced(model, num_hidden_layers=8), torch.float32).name)
     assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"],
+)
+def test_each_size_of_a_models_projections_is_part_of_the_layout(size: str) -> None:
+    model = tiny_config()
+    other = replaced(model, **{size: 2 * getattr(model, size)})
+    assert PackedLayout.of(other, torch.float32) != PackedLayout.of(model, torch.float32)
+
+
+def test_the_ranks_of_groups_have_files_of_their_own() -> None:
+    ranks = [Rank(0, 1), Rank(0, 2), Rank(1, 2), Rank(0, 4)]
+    layouts = {PackedLayout.of(replaced(tiny_config(), rank=rank), torch.float32) for rank in ranks}
+    assert len(layouts) == len(ranks)
 
 
 def test_a_file_of_another_version_is_not_taken(

@@ -17,7 +17,8 @@ from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.lora_layout import LORA_PAGE_RANKS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, packed_num_bytes
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
+from punica_serve.engine.adapters.packing import PackedAdapter, packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure
 from punica_serve.errors import InvalidRequest
@@ -26,7 +27,7 @@ from punica_serve.store.packed_folder import PackedCache
 from waits import DEADLINE_S
 
 _RANKS = (8, 128, 256, 8)
-#: Of each group: no more than all adapters together need.
+#: Each group has no more than all adapters together need.
 _NUM_PAGES = sum(_RANKS) // LORA_PAGE_RANKS
 _SETTINGS: dict[str, Any] = {"dtype": "float32", "page_size": 4, "num_kv_pages": 256, "max_lora_rank": 256}
 

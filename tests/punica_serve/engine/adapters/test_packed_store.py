@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.adapters import packed_file, packed_store
 from punica_serve.engine.adapters.host_cache import HostCopy
+from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedFolder
 from waits import DEADLINE_S
+
+
+@dataclass(frozen=True)
+class HeldWrites:
+    """Writes of packed files that wait."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -60,26 +70,52 @@ def test_a_cache_that_an_operator_empties_is_filled_again(
     assert file.parents[1].stat().st_mode & 0o777 == 0o700
 
 
-def test_an_adapter_that_is_removed_while_it_is_written_leaves_nothing(
-    folder: Path, model: ModelConfig, ref: AdapterRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    original = packed_file.write_packed
+@pytest.fixture
+def held_writes(monkeypatch: pytest.MonkeyPatch) -> HeldWrites:
+    """Files that have begun to be written, and the event for which they wait."""
+    held, original = HeldWrites(), packed_file.write_packed
 
-    def slow(*arguments: object) -> None:
-        begun.set()
-        assert go_on.wait(DEADLINE_S)
-        original(*arguments)  # type: ignore[arg-type]
+    def slow(*arguments: Any) -> None:
+        held.begun.set()
+        assert held.go_on.wait(DEADLINE_S)
+        original(*arguments)
 
     monkeypatch.setattr(packed_store, "write_packed", slow)
+    return held
+
+
+@pytest.mark.parametrize("ends_meanwhile", [False, True])
+def test_an_adapter_that_is_removed_while_it_is_written_leaves_nothing(
+    folder: Path, model: ModelConfig, ref: AdapterRef, held_writes: HeldWrites, *, ends_meanwhile: bool
+) -> None:
     worker = Worker(folder, model)
     worker.cache.release(worker.load(ref))
-    assert begun.wait(DEADLINE_S)
+    assert held_writes.begun.wait(DEADLINE_S)
     worker.reader.evict(ref.digest)
-    go_on.set()
-    worker.settle()
-    worker.settle()
+    if ends_meanwhile:
+        worker.reader.close()
+    held_writes.go_on.set()
+    worker.store._writer.shutdown()
     assert not worker.store.has(ref)
+
+
+def test_few_adapters_wait_for_a_slow_disk_and_others_keep_no_memory(
+    folder: Path, model: ModelConfig, tmp_path: Path, held_writes: HeldWrites
+) -> None:
+    refs = [
+        read_adapter(write_random_adapter(tmp_path / str(seed), model, rank=12, seed=seed, lora_alpha=7), model)
+        for seed in range(4)
+    ]
+    worker, used = Worker(folder, model), []
+    for ref in refs:
+        worker.cache.release(worker.load(ref))
+        worker.cache.evict(ref.digest)
+        used.append(worker.cache.used_bytes)
+    assert used == [used[0], 2 * used[0], 2 * used[0], 2 * used[0]]
+    held_writes.go_on.set()
+    worker.settle()
+    assert [worker.store.has(ref) for ref in refs] == [True, True, False, False]
+    assert worker.cache.used_bytes == 0
 
 
 def test_a_load_that_outlasts_the_removal_writes_nothing(
@@ -152,6 +188,18 @@ def test_no_more_than_the_budget_is_kept(folder: Path, model: ModelConfig, tmp_p
     for number, ref in enumerate(refs):
         os.utime(worker.packs(ref), ns=(number, number))
     assert [worker.store.has(ref) for ref in refs] == [False, False, True, True]
+
+
+def test_an_adapter_beyond_the_budget_is_not_kept_and_evicts_nothing(
+    folder: Path, model: ModelConfig, ref: AdapterRef, tmp_path: Path
+) -> None:
+    small = read_adapter(write_random_adapter(tmp_path / "small", model, rank=3, seed=2, lora_alpha=7), model)
+    budget = packed_num_bytes(ref.ranks, model, torch.float32) - 1
+    worker = Worker(folder, model, budget=budget)
+    worker.packs(small)
+    worker.cache.release(worker.load(ref))
+    worker.settle()
+    assert worker.store.has(small) and not worker.store.has(ref)
 
 
 def test_what_others_may_have_written_is_not_trusted(

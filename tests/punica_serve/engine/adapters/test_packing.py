@@ -14,13 +14,8 @@ from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.lora_layout import LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters.packing import (
-    PackedAdapter,
-    pack_adapter,
-    packed_memory,
-    packed_num_bytes,
-    packed_views,
-)
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
+from punica_serve.engine.adapters.packing import PackedAdapter, packed_memory, packed_num_bytes, packed_views
 from punica_serve.errors import AdapterRejected
 
 

@@ -12,10 +12,11 @@ from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench.step_floor import StepBytes
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
 from punica_serve.engine.adapters.load_trace import LoadTrace
 from punica_serve.engine.adapters.packed_file import PackedLayout
 from punica_serve.engine.adapters.packed_store import PackedStore
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter, pack_share, packed_num_bytes
+from punica_serve.engine.adapters.packing import PackedAdapter, pack_share, packed_num_bytes
 from punica_serve.engine.adapters.random_pages import pack_dummy
 from punica_serve.protocol import AdapterRef
 from punica_serve.shapes import shape_of

@@ -1,7 +1,6 @@
 """Adapters that go on to the device while they are read: nothing uses them before all of their bytes were verified."""
 
-import time
-from threading import Event, Lock
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +8,14 @@ import pytest
 import torch
 
 from loader_harness import gate_reads
-from packed_loads import Gate, Make, check_pages, state
-from punica_serve.engine.adapters import chunk_job, page_stream
+from packed_loads import HeldLastChunk, Make, check_pages, state
+from punica_serve.engine.adapters import page_stream
+from punica_serve.engine.adapters.chunk_job import ChunkJob
 from punica_serve.engine.adapters.copy_batch import CopyBatch
 from punica_serve.engine.adapters.entry import AdapterState
 from punica_serve.engine.adapters.lora_pool import LoraPool
-from punica_serve.engine.adapters.packed_chunk import Chunk, read_checked
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.adapters.page_stream import PageStream
-from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.protocol import AdapterRef
 from waits import DEADLINE_S
 
@@ -37,17 +35,17 @@ def test_what_is_read_from_a_packed_file_is_on_the_device_by_then(
 def test_a_chunk_is_copied_while_others_are_read_and_nothing_is_ready_before_the_last(
     make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness, ref, gate = make(), refs[0], Gate(monkeypatch)
+    harness, ref, last_chunk = make(), refs[0], HeldLastChunk(monkeypatch)
     harness.loader.acquire(ref)
-    assert gate.begun.wait(DEADLINE_S)
+    assert last_chunk.begun.wait(DEADLINE_S)
     name, numbers = next(iter(harness.loader.adapters.pages(ref.digest).items()))
-    assert gate.others_done.wait(DEADLINE_S)
+    assert last_chunk.others_done.wait(DEADLINE_S)
     assert torch.equal(harness.pool.groups[name].a[numbers], packed[0].groups[name].a), "all that lies in other chunks"
     harness.loader.poll()
     assert state(harness, ref) is AdapterState.STREAMING and harness.loader.adapters.is_copying
     assert not harness.loader.adapters.is_ready(ref.digest) and not harness.loader.arrivals.can_join(ref.digest)
     assert harness.loader.arrivals.under_way(ref.digest) is None
-    gate.open()
+    last_chunk.release()
     harness.until(lambda: harness.loader.adapters.is_ready(ref.digest))
     check_pages(harness, ref, packed[0])
 
@@ -57,29 +55,22 @@ def test_chunks_that_come_while_others_are_copied_are_one_copy(
 ) -> None:
     """Each call gives the GIL up, and has to get it back from the step loop."""
     stretches: list[int] = []
-    prepare, copy, all_read = LoraPool.begin_parts, LoraPool.write_part, Event()
-    num_bytes = packed[0].num_bytes
-    bytes_left, lock = num_bytes, Lock()
+    prepare, copy, has_ended = LoraPool.begin_parts, LoraPool.write_part, Event()
+    num_bytes, end = packed[0].num_bytes, ChunkJob._end
 
-    def read(file: RangeReader, chunk: Chunk, *piece: Any) -> float:
-        nonlocal bytes_left
-        seconds = read_checked(file, chunk, *piece)
-        with lock:
-            bytes_left -= len(chunk.memory)
-            if bytes_left == 0:
-                all_read.set()
-        return seconds
+    def end_job(job: ChunkJob) -> None:
+        end(job)
+        has_ended.set()
 
     def prepare_late(*arguments: Any) -> CopyBatch:
-        assert all_read.wait(DEADLINE_S)
-        time.sleep(0.02)  # the thread that has read the last one says so
+        assert has_ended.wait(DEADLINE_S), "the threads have read all chunks, and said so"
         return prepare(*arguments)
 
     def write(pool: LoraPool, batch: CopyBatch, first: int, last: int) -> None:
         stretches.append(last - first)
         copy(pool, batch, first, last)
 
-    monkeypatch.setattr(chunk_job, "read_checked", read)
+    monkeypatch.setattr(ChunkJob, "_end", end_job)
     monkeypatch.setattr(LoraPool, "begin_parts", prepare_late)
     monkeypatch.setattr(LoraPool, "write_part", write)
     harness = make()

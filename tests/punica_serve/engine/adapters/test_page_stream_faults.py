@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from packed_loads import Gate, Make, check_pages, copied, file_of
+from packed_loads import HeldLastChunk, Make, check_pages, copied, file_of
 from punica_serve.engine.adapters import host_load, packed_store
 from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.protocol import AdapterRef
@@ -63,9 +63,9 @@ def test_a_chunk_that_is_not_read_in_time_fails_its_requests_alone_and_never_rea
     make: Make, refs: list[AdapterRef], packed: list[PackedAdapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_load, "_READ_TIMEOUT_S", 0.03)
-    ref, harness, gate = refs[0], make(num_pages=2), Gate(monkeypatch)
+    ref, harness, last_chunk = refs[0], make(num_pages=2), HeldLastChunk(monkeypatch)
     harness.loader.acquire(ref)
-    assert gate.others_done.wait(DEADLINE_S)
+    assert last_chunk.others_done.wait(DEADLINE_S)
     harness.loader.poll()  # notices that it is read
     time.sleep(0.05)
     (failure,) = harness.loader.poll()
@@ -76,7 +76,7 @@ def test_a_chunk_that_is_not_read_in_time_fails_its_requests_alone_and_never_rea
     )
     harness.host_cache.release(copy)
     harness.load(refs[1])
-    gate.open()
+    last_chunk.release()
     harness.until(lambda: ref.digest in harness.host_cache)
     check_pages(harness, refs[1], packed[1])
     harness.loader.release(refs[1].digest)

@@ -1,4 +1,3 @@
-import asyncio
 import cProfile
 import pstats
 import weakref
@@ -17,15 +16,16 @@ from punica_serve.adapters.shared_adapter import shared_adapter
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.config.dummy_adapters_section import DummyAdaptersConfig
 from punica_serve.engine.adapters import reader as adapter_reader
+from punica_serve.engine.adapters.adapter_packer import pack_adapter
 from punica_serve.engine.adapters.host_cache import HostCache
 from punica_serve.engine.adapters.load_trace import LoadTrace
-from punica_serve.engine.adapters.packing import PackedAdapter, pack_adapter
+from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.adapters.reader import AdapterReader
 from punica_serve.engine.adapters.reader_process import MAX_LOADS
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors import AdapterRejected
 from punica_serve.protocol import AdapterRef
-from waits import DEADLINE_S, until
+from waits import DEADLINE_S, wait_for
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_a_read_that_has_ended_is_not_kept(tiny_model: ModelConfig, make_adapter
     assert read.result(DEADLINE_S).start is None
     kept = weakref.ref(read)
     del read
-    asyncio.run(until(lambda: kept() is None))
+    wait_for(lambda: kept() is None)
     reader.close()
 
 

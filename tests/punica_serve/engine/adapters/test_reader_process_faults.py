@@ -26,11 +26,10 @@ from reader_processes import (
     pid_of,
     process_of,
     streaming,
-    wait_for,
     wait_until_ready,
     warnings,
 )
-from waits import DEADLINE_S
+from waits import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no memory files")
 
@@ -67,6 +66,21 @@ def test_damage_that_the_process_finds_has_the_file_made_again(
         worker.settle()
         evict(worker, copy)
     assert len(lanes_of(worker)) == MAX_LOADS
+
+
+def test_a_file_that_others_may_have_written_is_made_again_and_the_log_says_why(
+    worker: Worker,
+    folder: Path,
+    ref: AdapterRef,
+    made: HostCopy,
+    packings: list[str],
+    caplog: pytest.LogCaptureFixture,
+    start: Start,
+) -> None:
+    (path,) = (folder / "packed" / ref.digest).iterdir()
+    path.chmod(0o666)
+    assert equal(start(worker, ref).result(DEADLINE_S), made) and packings == [ref.digest]
+    assert ["others may have written it" in message for message in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("fate", ["killed", "stopped", "stopped, then killed"])

@@ -23,8 +23,8 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
-from reader_processes import evict, pid_of, process_of, streaming, wait_for, wait_until_ready, warnings
-from waits import DEADLINE_S
+from reader_processes import evict, pid_of, process_of, streaming, wait_until_ready, warnings
+from waits import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no memory files")
 

@@ -75,4 +75,4 @@ def test_after_the_close_they_leave_everything(file: tuple[Path, PackedName], ma
     open_files = os.listdir("/proc/self/fd")
     reads = threads.begin(*file, memory)
     assert not _read(reads) and len(reads.left) == len(chunk_ranges(made.num_bytes)) and not memory.any()
-    assert os.listdir("/proc/self/fd") == open_files
+    assert set(os.listdir("/proc/self/fd")) <= set(open_files), "others may close theirs meanwhile"

@@ -36,7 +36,7 @@ class Adapter:
         self.weights = (GroupWeights(starts[0], starts[1], len(own.a)), *rest)
 
     def delta(self, x: Tensor, layer: int) -> Tensor:
-        """What it adds to x, without shares."""
+        """The delta of x, without shares."""
         group = self.shape.groups[0]
         delta = torch.zeros(len(x), group.out_features, dtype=torch.float64)
         for page in range(len(self.a)):

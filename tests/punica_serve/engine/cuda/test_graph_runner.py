@@ -169,6 +169,8 @@ class _PaddedRunner:
 
 class _Launched:
     has_ended = True
+    is_late = True
+    phases_ns = (0, 0, 0)
 
     def __init__(self, pending: PendingTokens) -> None:
         self.sampled_tokens = pending.read

@@ -32,13 +32,13 @@ def test_a_prefill_may_have_as_many_rows_as_its_spans_have_room_for() -> None:
 
 
 def test_loras_tiles_are_limited_too() -> None:
-    """LoRA's tiles have 16 rows; one more is for a segment's end, and one for padding."""
-    check(BatchBucket(16 * (MAX_GRID_Y - 2), 0), heads=1)
+    """LoRA's tiles of prompts have 64 rows; one more is for a segment's end, and one for padding."""
+    check(BatchBucket(64 * (MAX_GRID_Y - 2), 0), heads=1)
     with pytest.raises(
-        ConfigError, match=r"takes 65536 programs .* lower `engine\.prefill_budget_tokens` to about 1048528$"
+        ConfigError, match=r"takes 65536 programs .* lower `engine\.prefill_budget_tokens` to about 4194112$"
     ):
-        check(BatchBucket(16 * (MAX_GRID_Y - 1), 0), heads=1)
-    check(BatchBucket(1048528, 0), heads=1)
+        check(BatchBucket(64 * (MAX_GRID_Y - 1), 0), heads=1)
+    check(BatchBucket(4194112, 0), heads=1)
 
 
 def test_so_may_a_batch() -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from punica_kernels.lora_table import LoraTableShape
 from punica_serve.base_model.lora_layout import LoraKind, LoraLimits
@@ -11,7 +13,7 @@ from punica_serve.engine.cuda.batch_bucket import BatchBucket
 from punica_serve.engine.cuda.cuda_runner import table_shapes
 from punica_serve.engine.cuda.step_input_buffer import FIRST_SECTIONS, StepInputBuffer
 from punica_serve.engine.cuda.step_inputs import StepInputs
-from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from punica_serve.protocol import AdapterRef, LoraGroup, Request, SamplingParams
 
 ALL = LoraLimits(256, vocabulary=True)
 
@@ -85,3 +87,60 @@ def test_each_kind_writes_its_own_tables() -> None:
     assert first[5:] == list(range(32)), "the highest rank comes first"
     assert not inputs.tables(LoraKind.USUAL)["qkv"].words.any()
     assert inputs.tables(LoraKind.NONE) == {}
+
+
+class _Steps:
+    """Steps of one bucket, whose adapters' pages are told by name."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, dict[LoraGroup, list[int]]] = {}
+        self.inputs, self.buffer = _inputs(BatchBucket(16, 3, max_prefills=2))
+
+    def tables(self, plan: StepPlan, kind: LoraKind, *, anew: bool = False) -> list[list[int]]:
+        """What kernels read of a step of that kind. ``anew``: where there was no step before it."""
+        inputs, buffer = _inputs(self.inputs.bucket) if anew else (self.inputs, self.buffer)
+        inputs.write(plan, {})
+        inputs.write_lora(plan, self.pages.__getitem__, kind)
+        buffer.copy_to_device()
+        return [table.words.tolist() for table in inputs.tables(kind).values()]
+
+
+def _lora_sequence(rank: int, num_tokens: int = 2, invoked_at: int = 0) -> Sequence:
+    sequence = Sequence.of(Request("r", 0, (1,) * num_tokens, SamplingParams(), _ref(rank)), 64)
+    sequence.num_cached, sequence.invoked_at = num_tokens - 1, invoked_at
+    return sequence
+
+
+def test_a_step_like_the_one_before_leaves_the_tables_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, plan = _Steps(), StepPlan((), (_lora_sequence(8), _lora_sequence(16)))
+    steps.pages = {"8": {"qkv": [3]}, "16": {"qkv": [5, 6]}}
+    before = steps.tables(plan, LoraKind.USUAL)
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraTableShape, "fill", lambda *_: pytest.fail("the tables were written again"))
+        assert steps.tables(plan, LoraKind.USUAL) == before
+    steps.pages["16"] = {"qkv": [5, 7]}
+    assert steps.tables(plan, LoraKind.USUAL) != before, "the adapter was loaded to other pages"
+
+
+#: Rank, tokens, and where the adapter is invoked.
+_PREFILL = st.tuples(st.sampled_from([8, 16]), st.integers(1, 8), st.integers(0, 8))
+_DECODES = st.lists(st.sampled_from([8, 16, 24]), max_size=3)
+_KINDS = st.sampled_from([LoraKind.USUAL, LoraKind.WIDE])
+_Step = tuple[list[tuple[int, int, int]], list[int], LoraKind, int]
+
+
+def _chunk(rank: int, num_tokens: int, invoked_at: int) -> PrefillChunk:
+    return PrefillChunk(_lora_sequence(rank, num_tokens, invoked_at), 0, num_tokens, is_last=True)
+
+
+@given(st.lists(st.tuples(st.lists(_PREFILL, max_size=2), _DECODES, _KINDS, st.integers(0, 2)), max_size=12))
+@example([([(8, 6, 2)], [], LoraKind.WIDE, 0), ([(8, 2, 2), (8, 4, 0)], [], LoraKind.WIDE, 0)])
+def test_the_tables_of_any_steps_are_those_of_steps_alone(history: list[_Step]) -> None:
+    """Adapters come and go, and are loaded to other pages; the head's tables have the rows that are sampled alone."""
+    steps = _Steps()
+    for prefills, decodes, kind, first_page in history:
+        for rank in (8, 16, 24):
+            pages = list(range(first_page, first_page + rank // 8))
+            steps.pages[str(rank)] = {"qkv": pages, "o": pages, "head": pages}
+        plan = StepPlan.by_adapter([_chunk(*each) for each in prefills], map(_lora_sequence, decodes))
+        assert steps.tables(plan, kind) == steps.tables(plan, kind, anew=True)

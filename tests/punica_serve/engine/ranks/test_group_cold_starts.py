@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch import Tensor
@@ -42,7 +42,7 @@ from punica_serve.engine.step_runner import LaunchedStep
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
 from rank_pids import rank_pids
 from thread_group import thread_group
-from waits import DEADLINE_S
+from waits import DEADLINE_S, wait_for
 
 #: The threads that copy, by their names' beginnings.
 LEADER, OTHERS = "adapter-copier", "rank-copier"
@@ -166,13 +166,17 @@ def test_a_prefill_starts_at_once_and_each_rank_waits_for_its_own_layers(
         assert early[0] == refs[0].digest
 
 
+@pytest.mark.parametrize(
+    "cold_start", ["layerwise", pytest.param("cpu_assist", marks=[NEEDS_CPU_ASSIST, pytest.mark.slow])]
+)
 def test_no_step_starts_before_every_rank_has_begun_to_copy(
     make_group: MakeGroup,
     refs: list[AdapterRef],
     resident: Callable[..., dict[str, list[int]]],
     monkeypatch: pytest.MonkeyPatch,
+    cold_start: str,
 ) -> None:
-    engine, request, may_copy = make_group(), cold_request("cold", refs[0]), threading.Event()
+    engine, request, may_copy = make_group(cold_start), cold_request("cold", refs[0]), threading.Event()
     hold_copies(monkeypatch, "cpu", lambda _: may_copy.wait(DEADLINE_S) if _on(OTHERS) else None)
     engine.add(request)
     deadline_s = time.monotonic() + DEADLINE_S
@@ -297,7 +301,7 @@ def test_a_process_of_another_rank_that_stands_still_has_all_ranks_wait_for_the_
     helped: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 0.5)
+    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 3.0)  # of the others, who are busy
     engine, request = make_group("cpu_assist"), cold_request("cold", refs[0])
     rank: Any = engine.ranks[0]
     helped.clear()
@@ -315,24 +319,26 @@ def test_auto_says_the_same_while_processes_of_ranks_are_killed(
     helped: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It asks for help whenever it can."""
+    """It asks for help whenever it can: once a copy has shown how long they take."""
     monkeypatch.setattr(AssistForecast, "pays", lambda *_: True)
-    monkeypatch.setattr(assistant, "_CPU_WAIT_S", 0.5)
     engine, requests = make_group("auto"), [cold_request(f"{number}", ref) for number, ref in enumerate(refs)]
-    last: Any = engine.ranks[-1]
-    pool = last.engine._assist._assist.pool
-    helped.clear()
+    leader, last = cast(Any, engine)._cold_starts, cast(Any, engine.ranks[-1]).engine._assist
+    own, pool = leader._assist.pool, last._assist.pool
+    assert run_requests(engine, requests[0]) == (resident(requests[0]), [])
 
-    def kill(group: int) -> None:
-        """Once a step may have begun."""
-        time.sleep(0.02)
+    def hold(group: int) -> None:
+        """Until the leader's processes have helped; then those of another rank may be in the midst of it."""
+        if group == 1:
+            _hold_until(lambda: helped)
         if group == 2 and _on(OTHERS) and (pid := pool.pid(0)) is not None:
             os.kill(pid, signal.SIGKILL)
 
-    hold_copies(monkeypatch, "cpu", kill)
-    for request in requests:
-        assert run_requests(engine, request) == (resident(request), [])
-    assert helped
+    hold_copies(monkeypatch, "cpu", hold)
+    for request in requests[1:]:
+        expected = resident(request)
+        wait_for(lambda: own.is_free and own.ready)
+        helped.clear()
+        assert run_requests(engine, request) == (expected, [])
 
 
 @pytest.mark.slow

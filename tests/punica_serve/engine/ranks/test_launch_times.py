@@ -2,16 +2,18 @@
 
 import time
 
-from punica_serve.engine.ranks.launch_times import PHASES, LaunchTimes, Marks, launch_lags_us
+import pytest
+
+from punica_serve.engine.ranks.launch_times import PHASES, LaunchTimes, PhaseTimes, launch_lags_us
 
 
-def _marks(*launched_ns: int) -> tuple[Marks, ...]:
+def _launches(*launched_ns: int) -> tuple[PhaseTimes, ...]:
     """Launches whose phases follow each other at once, but for the last one."""
     return tuple((*range(5), ended_ns) for ended_ns in launched_ns)
 
 
 def test_the_last_rank_counts() -> None:
-    leader, near, far = _marks(1_000, 50_000), _marks(21_000, 52_000), _marks(11_000, 90_000)
+    leader, near, far = _launches(1_000, 50_000), _launches(21_000, 52_000), _launches(11_000, 90_000)
     lags_us = launch_lags_us(leader, (near, far))
     assert lags_us["launch"] == [20.0, 40.0]
     assert lags_us["frame"] == lags_us["forward"] == [0.0, 0.0]
@@ -26,7 +28,7 @@ def test_each_phase_has_the_lag_at_its_end() -> None:
 
 
 def test_steps_are_matched_from_the_newest_on() -> None:
-    assert launch_lags_us(_marks(1_000, 2_000, 3_000), (_marks(2_500, 3_600),))["launch"] == [0.5, 0.6]
+    assert launch_lags_us(_launches(1_000, 2_000, 3_000), (_launches(2_500, 3_600),))["launch"] == [0.5, 0.6]
 
 
 def test_a_group_that_has_launched_nothing_has_no_lags() -> None:
@@ -40,6 +42,23 @@ def test_the_newest_launches_are_kept_in_order() -> None:
         launches.add(*[time.monotonic_ns()] * 5)
     newest_ns = launches.newest_ns
     assert len(newest_ns) == 2048
-    flat = [mark for marks in newest_ns for mark in marks]
+    flat = [passed_ns for phases_ns in newest_ns for passed_ns in phases_ns]
     assert flat == sorted(flat)
     assert began_ns <= flat[0] <= flat[-1] <= time.monotonic_ns()
+
+
+def test_others_are_as_early_as_they_launched_before_the_end() -> None:
+    launches = LaunchTimes()
+    launches.begin()
+    own_ns = launches.add(0, 0)
+    others_ns = {1: own_ns + 50_000, 2: own_ns, 3: own_ns + 400_000}
+    assert launches.early_s(0.00025, others_ns) == pytest.approx({1: 0.0002, 2: 0.00025, 3: 0.0})
+
+
+def test_a_rank_that_has_not_launched_the_newest_step_is_late() -> None:
+    launches = LaunchTimes()
+    older_ns = launches.add()
+    launches.begin()
+    own_ns = launches.add()
+    assert launches.early_s(0.001, {1: older_ns - 1, 2: 0, 3: own_ns}) == {1: 0.0, 2: 0.0, 3: 0.001}
+    assert launches.early_s(0.0, {3: own_ns}) == {3: 0.0}, "the leader was late itself"

@@ -31,6 +31,18 @@ def test_a_reader_that_does_not_read_stops_the_writer_in_time_and_is_named() -> 
         writer.write(bytes(40), 0.01)
 
 
+def test_the_writer_sees_when_each_reader_launched_and_what_it_has_read() -> None:
+    fd = make_ring(64, 2)
+    writer, readers = RingWriter(fd, 2), [RingReader(fd, 2, index) for index in range(2)]
+    readers[1].tell_launch(1 << 60)
+    assert [writer.launched_ns(index) for index in range(2)] == [0, 1 << 60]
+    for _ in range(3):
+        writer.write(bytes(40), 1.0)
+        assert [reader.read() for reader in readers] == [bytes(40)] * 2
+    assert writer.launched_ns(1) == 1 << 60
+    os.close(fd)
+
+
 def test_a_frame_larger_than_the_ring_is_refused() -> None:
     writer = RingWriter(make_ring(64, 1), 1)
     with pytest.raises(ValueError, match="a frame of 64 bytes exceeds the ring's 64"):

@@ -1,52 +1,30 @@
 """A leader finds out which rank is lost, and why. The other ends of the links are in this process."""
 
-import multiprocessing
 import queue
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from punica_serve.engine.ranks.rank_link import RankLink
+from linked_rank import LinkedRank
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rank_messages import (
-    LeaderToRank,
     Proposal,
     RankFailed,
     RankHello,
     RankPing,
     RankPong,
-    RankToLeader,
 )
 from punica_serve.engine.ranks.rank_watch import RankWatch
 from punica_serve.errors import ConfigError, PunicaError
-from punica_serve.protocol import Message, WireError
+from punica_serve.protocol import WireError
 
 _DEADLINE_S = 30.0
 _HELLO = RankHello("1", "digest", "gloo", "", "cpu", 0)
 
 
-class _Rank:
-    """A rank as the watch sees it, and the end that its process would have."""
-
-    def __init__(self, name: str) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        self.name = name
-        self.link = RankLink(ours, RankToLeader)
-        self.joined: Future[RankLink] = Future()
-        self.joined.set_result(self.link)
-        self.other = RankLink(theirs, LeaderToRank)
-
-    def tell(self, message: Message) -> None:
-        self.link.send(message)
-
-    def end_reason(self) -> str:
-        return "killed by SIGKILL"
-
-
 class _Watched:
     def __init__(self, silence_timeout_s: float) -> None:
-        self.ranks: list[Any] = [_Rank("rank 1"), _Rank("rank 2")]
+        self.ranks: list[Any] = [LinkedRank(1), LinkedRank(2)]
         self.messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.losses: queue.SimpleQueue[PunicaError] = queue.SimpleQueue()
         self.watch = RankWatch(

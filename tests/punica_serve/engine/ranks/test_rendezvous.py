@@ -47,7 +47,7 @@ def test_groups_leave_the_hook_for_uncaught_errors_as_it_is() -> None:
 
 
 def test_the_store_listens_at_its_own_address_alone() -> None:
-    """Whoever reaches it may read and write, so other hosts must not reach the one of a group on one host."""
+    """Anybody who reaches it may read and write, so other hosts must not reach the one of a group on one host."""
     store = open_port("127.0.0.1", 10.0)
     socket.create_connection(("127.0.0.1", store.port), 10.0).close()
     with pytest.raises(ConnectionRefusedError):

@@ -1,5 +1,7 @@
 """Two processes, joined by gloo on CPUs, and by each exchange in CUDA graphs on two GPUs."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ from group_rank import log_of, serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.base_model.rank import Rank
 from punica_serve.bench.collectives.exchange_run import write_times
 from punica_serve.engine.ranks.exchange_choice import WAYS, ExchangeTime, MeasuredGroup, Way
+from punica_serve.engine.ranks.rank_loss import ExchangeFailed
+from punica_serve.engine.ranks.rendezvous import join, leave, open_port
 
 #: One rank alone, and two that end by a deadline of their own.
 _GPU_TIMEOUT_S = 180
@@ -26,6 +31,32 @@ def test_two_processes_say_what_one_says(
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     answers = serve_in_two(tmp_path / "store", "cpu", tiny_llama, adapters, divide_lora_from=1)
     assert_same(answers, serve(tiny_llama, adapters))
+
+
+#: Joins as the second of two ranks, and is gone.
+_GONE = """
+import os, sys, torch
+from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.rendezvous import join, reach_port
+
+join(reach_port("127.0.0.1", int(sys.argv[1]), 60.0), torch.device("cpu"), Rank(1, 2), 60.0)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_an_exchange_whose_peer_is_gone_fails_by_name() -> None:
+    """Not as an error of this rank's own work, which would be a RuntimeError of torch too."""
+    store = open_port("127.0.0.1", 60.0)
+    with subprocess.Popen([sys.executable, "-c", _GONE, f"{store.port}"]) as peer:
+        collectives = join(store, torch.device("cpu"), Rank(0, 2), 60.0)
+        assert peer.wait(60.0) == 0
+    try:
+        for exchange in (collectives.all_reduce, collectives.all_gather):
+            with pytest.raises(ExchangeFailed, match=r"^an exchange with the other ranks has failed: "):
+                exchange(torch.ones(8))
+    finally:
+        leave()
 
 
 @pytest.mark.slow
