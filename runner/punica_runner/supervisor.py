@@ -7,7 +7,6 @@ as an empty GPU, and a new link finds all workers reset. So nothing has to be re
 import asyncio
 import contextlib
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from punica_serve.links.channel import Channel
 from punica_serve.links.hello import keep_dialling
 from punica_serve.links.ssl_context import client_context
 from punica_serve.process.logs import about, named
+from punica_serve.process.module_command import module_command
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
 from punica_serve.process.tracing import check_exporter
@@ -105,7 +105,7 @@ async def serve(
 
 def engine_worker_command(config: ClusterConfig, runner_id: str, index: int) -> Sequence[str]:
     return (
-        *(sys.executable, "-P", "-m", "punica_runner.worker"),
+        *module_command("punica_runner.worker"),
         *("--engine-config", engine_of(config).model_dump_json()),
         *("--batch-limit", batch_of(config).limit),
         *("--simulation", config.simulation.model_dump_json()),

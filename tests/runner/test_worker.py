@@ -18,6 +18,7 @@ from punica_serve.base_model.lora_layout import USUAL_LIMITS, pool_pages
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.runner_section import RunnerConfig
+from punica_serve.process.module_command import module_command
 from punica_serve.protocol import (
     AssignmentId,
     AssignmentsFailed,
@@ -109,7 +110,7 @@ def stub(behaviour: str, index: int = 0) -> Sequence[str]:
     """The name of the device selects the stub's behaviour."""
     real = list(command(Path("none"), index=index))
     real[real.index("--device") + 1] = behaviour
-    return (sys.executable, "-P", str(STUB), *real[4:])
+    return (sys.executable, "-P", str(STUB), *real[len(module_command("")) :])
 
 
 async def test_a_cpu_has_a_name_of_its_own_that_outlives_the_process() -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
 from punica_serve.process.ending import end_program
 from punica_serve.process.lifeline import lifeline
+from punica_serve.process.module_command import module_command
 from punica_serve.process.run import LIFELINE_ENV
 
 _START_TIMEOUT_S = 300.0
@@ -62,7 +62,7 @@ def running_cluster(config: ClusterConfig, folder: Path) -> Iterator[RunningClus
 
 def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
     """Starts it in a new session: a Ctrl-C in the terminal reaches only the benchmark, which then stops it in order."""
-    command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", "error", "--config", str(config)]
+    command = module_command("punica_serve.cli", "up", "--log-level", "error", "--config", str(config))
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

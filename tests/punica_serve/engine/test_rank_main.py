@@ -1,6 +1,8 @@
 """The process of a rank, from its command line to its end."""
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,28 @@ def test_a_rank_that_can_not_serve_says_why_to_its_leader_and_in_its_own_log(
     assert isinstance(failed, RankFailed) and reason in failed.error.message
     log = capfd.readouterr().err
     assert f"rank 1 ERROR this rank ends: {reason}" in log and "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_of_a_fault_leaves_its_stacks_in_the_log(
+    tiny_llama: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    leader, ring = RankLink(ours, RankToLeader), RankRing(1)
+    child = RankChild(ring.place(0), theirs.fileno())
+    theirs.close()
+    try:
+        child.begin(GroupOptions(EngineConfig(model=tiny_llama), GroupSettings(), None, 2).of(1, "cpu"))
+        assert leader.await_message(_DEADLINE_S)
+        os.kill(child.pid, signal.SIGSEGV)
+        assert child.end_reason(_DEADLINE_S) == "killed by SIGSEGV"
+    finally:
+        child.kill()
+        child.stop(_DEADLINE_S)
+        leader.close()
+        ring.close()
+    log = capfd.readouterr().err
+    assert "Fatal Python error: Segmentation fault" in log and "rank_main.py" in log and "in _serve" in log
 
 
 def test_a_rank_that_is_never_told_what_to_serve_ends_by_itself() -> None:

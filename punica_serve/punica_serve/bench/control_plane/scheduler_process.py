@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links.addresses import listening_ports
 from punica_serve.process.ending import end_program
+from punica_serve.process.module_command import module_command
 from punica_serve.process.run import TOKEN_ENV
 
 _HOST = "127.0.0.1"
@@ -39,7 +39,7 @@ class SchedulerProcess:
         scheduler = {"port": port, "settle_s": 0, "max_queue": 1_000_000}
         config.write_text(yaml.safe_dump({"engine": {"model": str(folder)}, "scheduler": scheduler}), encoding="utf-8")
         arguments = ("scheduler", "--config", str(config), "--log-level", "warning")
-        self._command = (sys.executable, "-P", "-m", "punica_serve.cli", *arguments)
+        self._command = module_command("punica_serve.cli", *arguments)
 
     def __enter__(self) -> "SchedulerProcess":
         with self._log.open("wb") as log:

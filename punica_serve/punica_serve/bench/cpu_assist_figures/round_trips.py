@@ -4,7 +4,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from punica_serve.bench.cpu_assist_figures.figure_settings import RoundTrip, Way
 from punica_serve.bench.cpu_assist_figures.measuring_thread import off_last_cores
 from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
+from punica_serve.process.module_command import module_command
 
 #: Until the processes are warm.
 _NUM_WARM_UPS = 5
@@ -130,7 +130,7 @@ def _processes(way: Way, fds: Sequence[int], num_bytes: int) -> Iterator[None]:
     try:
         for number, fd in enumerate(fds):
             numbers = (cores[number % len(cores)], fd, number, len(fds), num_bytes)
-            command = [sys.executable, "-P", "-m", echo_process.__name__, way, *map(str, numbers)]
+            command = module_command(echo_process.__name__, way, *map(str, numbers))
             with ctrl_c_blocked():
                 started.append(subprocess.Popen(command, pass_fds=(fd,)))
         yield

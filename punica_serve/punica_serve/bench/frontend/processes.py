@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.errors import ConfigError
 from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
+from punica_serve.process.module_command import module_command
 from punica_serve.process.run import TOKEN_ENV
 
 _PROC = Path("/proc")
@@ -51,7 +51,7 @@ def clients_process(*load: str | int) -> Iterator[None]:
 @contextmanager
 def _running(module: str, arguments: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
     """Runs a Python process and yields its id; kills it at the end."""
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = module_command(module, *arguments)
     with ctrl_c_blocked():
         process = subprocess.Popen(command, env={**os.environ, **environment})
     try:

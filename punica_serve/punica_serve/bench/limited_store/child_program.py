@@ -1,12 +1,12 @@
 """A benchmark's Python program in a process of its own, which ends with its input."""
 
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.ending import end_program
+from punica_serve.process.module_command import module_command
 
 _END_TIMEOUT_S = 5.0
 
@@ -14,7 +14,7 @@ _END_TIMEOUT_S = 5.0
 @contextmanager
 def child_program(module: str, arguments: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs ``python -m module``, with pipes for its input and output, until the end of ``with``."""
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = module_command(module, *arguments)
     with ctrl_c_blocked():
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.death_reason import death_reason
 from punica_serve.process.ending import end_program
+from punica_serve.process.module_command import module_command
 from punica_serve.process.read_chunks import read_lines
 
 _MODULE = "punica_serve.bench.start.start_process"
@@ -56,7 +56,7 @@ def start_once(
 
     Raises RuntimeError if it can't be started, or not within the timeout.
     """
-    command = [sys.executable, "-P", "-m", _MODULE, config.model_dump_json(), device, f"{time.monotonic()}"]
+    command = module_command(_MODULE, config.model_dump_json(), device, f"{time.monotonic()}")
     phases = Phases(len(ranks_of(device)))
     with TemporaryFile() as errors:
         with ctrl_c_blocked():

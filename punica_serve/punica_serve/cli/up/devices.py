@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.errors import ConfigError
+from punica_serve.process.module_command import module_command
 from punica_serve.process.run import EXIT_USER_MISTAKE, missing_package
 
 #: A driver that is loaded for the first time takes seconds.
@@ -21,7 +22,7 @@ def check_devices(devices: Sequence[str]) -> None:
     gpus = [name for device in devices for name in ranks_of(device) if name.startswith("cuda")]
     if not gpus:
         return
-    command = [sys.executable, "-P", "-m", __name__, *gpus]
+    command = module_command(__name__, *gpus)
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,6 @@
 """The processes of a cluster on this machine, and their command lines."""
 
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from punica_serve.links.addresses import frontend_url, scheduler_url
 from punica_serve.process.logs import LogFormat, LogLevel
+from punica_serve.process.module_command import module_command
 
 if TYPE_CHECKING:
     from punica_serve.config.tls_section import HttpsConfig
@@ -81,7 +81,7 @@ class Plan:
     def _process(self, name: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> Process:
         """Runs `punica-serve ...`, without importing from the working directory."""
         common = ["--config", str(self.config), "--log-level", self.log_level, "--log-format", self.log_format]
-        return Process(name, [sys.executable, "-P", "-m", "punica_serve.cli", *arguments, *common], environment)
+        return Process(name, module_command("punica_serve.cli", *arguments, *common), environment)
 
 
 def runner_ids(num_runners: int) -> tuple[str, ...]:

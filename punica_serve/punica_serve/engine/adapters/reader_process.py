@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -28,6 +27,7 @@ from punica_serve.engine.adapters.disk_watch import DiskWatch, Patience
 from punica_serve.engine.adapters.packed_header import PackedName, chunk_ranges
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.process.ctrl_c import ctrl_c_blocked
+from punica_serve.process.module_command import module_command
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class _Child:
             self.control, control = _socket_pair(opened, socket.SOCK_SEQPACKET)
             self.control.setblocking(False)
             passed = [each.fileno() for each in (control, *theirs)]
-            command = [sys.executable, "-P", "-m", _MODULE, "--control", str(passed[0])]
+            command = module_command(_MODULE, "--control", str(passed[0]))
             command += ["--lanes", *map(str, passed[1:]), "--memory", str(memory.fd), "--threads", str(num_threads)]
             command += ["--map"] if memory.is_whole else []
             with ctrl_c_blocked():

@@ -8,7 +8,6 @@ The steps and the other processes need nobody to tell them of a death: the syste
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, JobWo
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.errors.invariants import require
 from punica_serve.process.ctrl_c import ctrl_c_blocked
+from punica_serve.process.module_command import module_command
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class ProcessPool:
             self._end(child, f"ended with status {status}")
 
     def _start(self, child: _Child) -> None:
-        command = [sys.executable, "-P", "-m", _MODULE, "--number", str(child.number), "--core", str(child.core)]
+        command = module_command(_MODULE, "--number", str(child.number), "--core", str(child.core))
         command += self._arguments
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child.started_s = time.monotonic()

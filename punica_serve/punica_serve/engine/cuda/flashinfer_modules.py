@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from punica_serve.engine.cuda.flashinfer_compiler import Compilation, CompileJob, cache_folder, end_with_owner
+from punica_serve.process.module_command import module_command
 
 #: Head sizes that its kernels for Hopper (fa3) have.
 _HEAD_DIMS = (64, 128, 256)
@@ -34,7 +35,7 @@ class Fa3Module:
         """Compiles it, in a process of its own."""
         kind = f"{self.dtype}".removeprefix("torch.")
         flags = [kind, f"{self.head_dim}", f"{int(self.window is not None)}", f"{int(self.soft_cap > 0)}"]
-        command = [sys.executable, "-P", "-m", "punica_serve.engine.cuda.flashinfer_modules", *flags]
+        command = module_command("punica_serve.engine.cuda.flashinfer_modules", *flags)
         return CompileJob(command, cache_folder() / f"punica-serve-{'-'.join(flags)}.lock")
 
 

@@ -3,7 +3,6 @@
 FlashInfer compiles it once for all models and groups of a host, which takes minutes; see ``flashinfer_compiler``.
 """
 
-import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.engine.cuda.flashinfer_compiler import Compilation, CompileJob, cache_folder, end_with_owner
+from punica_serve.process.module_command import module_command
 
 #: Capabilities, sizes of groups and types for which it has kernels.
 _CAPABILITIES = (9, 10)
@@ -63,7 +63,7 @@ def has_whole_warps(row_bytes: int) -> bool:
 
 def job() -> CompileJob:
     """Compiles it, in a process of its own."""
-    command = [sys.executable, "-P", "-m", "punica_serve.engine.ranks.flashinfer_module"]
+    command = module_command("punica_serve.engine.ranks.flashinfer_module")
     return CompileJob(command, cache_folder() / "punica-serve-exchanges.lock")
 
 

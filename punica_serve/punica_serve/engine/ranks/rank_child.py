@@ -3,12 +3,12 @@
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 
 from punica_serve.engine.ranks.rank_ring import ReaderPlace
 from punica_serve.process.ctrl_c import ctrl_c_blocked
 from punica_serve.process.death_reason import death_reason
+from punica_serve.process.module_command import module_command
 from punica_serve.protocol import Message, encode
 
 #: The module that it runs.
@@ -37,7 +37,7 @@ class RankChild:
         ends_with_parent = ["--ends-with-parent"] if threading.current_thread() is threading.main_thread() else []
         with ctrl_c_blocked():
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, *words, *ends_with_parent],
+                module_command(_MODULE, *words, *ends_with_parent),
                 pass_fds=(place.ring_fd, place.bell_fd, link_fd),
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
                 stdin=subprocess.PIPE,

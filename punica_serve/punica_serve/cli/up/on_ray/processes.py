@@ -5,7 +5,6 @@ from a file before each attempt, and the actor keeps that file up to date.
 """
 
 import asyncio
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from punica_serve.errors import ConfigError
 from punica_serve.links.addresses import frontend_url, listening_ports, scheduler_url, until_listening
 from punica_serve.links.scheduler_url import FROM_FILE
 from punica_serve.process.lifeline import lifeline
+from punica_serve.process.module_command import module_command
 from punica_serve.process.run import STOP_TIMEOUT_S, TOKEN_ENV
 
 #: The previous process on this port, on the same node, may only be ending now.
@@ -53,7 +53,7 @@ async def serve(role: Role, folder: Path, on_listening: Callable[[str], None]) -
         config_file.write_text(process.config.model_dump_json(exclude_unset=True))
         arguments += ["--config", str(config_file), "--log-level", role.log_level]
         environment = {TOKEN_ENV: role.token, "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-P", "-m", "punica_serve.cli", *arguments]
+        command = module_command("punica_serve.cli", *arguments)
         child = Child(role.name, command, stack.enter_context(lifeline()), environment)
         await stack.enter_async_context(kept_running([child]))
         if process.address is not None:
