@@ -127,6 +127,11 @@ def _tell_of_ends(monkeypatch: pytest.MonkeyPatch) -> Event:
     return told
 
 
+def _wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assistant, "_LEAST_WAIT_S", 5.0)
+    monkeypatch.setattr(assistant, "_MOST_WAIT_S", 5.0)
+
+
 def _pause(ms: float) -> None:
     """Holds the stream at hand."""
     torch.cuda._sleep(int(ms * _CYCLES_PER_MS))
@@ -143,6 +148,8 @@ def test_the_host_looks_often_and_a_look_takes_as_long_as_it_takes(helped: Engin
 def test_the_device_takes_over_at_any_point(
     engine: Engine, refs: list[AdapterRef], resident: Resident, monkeypatch: pytest.MonkeyPatch, held_ms: float
 ) -> None:
+    """An exchange that nobody answers fails after 5 s: a process that is without a core for a while answers by then."""
+    _wait_long(monkeypatch)
     hold_copies(monkeypatch, "cuda", lambda group: _pause(held_ms) if group == 0 and held_ms else None)
     requests = [cold_request(f"cold {number}", ref) for number, ref in enumerate(refs[:2])]
     assert run_requests(engine, *requests) == resident(*requests)
@@ -163,8 +170,7 @@ def test_a_prefill_whose_adapter_is_late_is_computed_by_processes_alone(
     helped: Engine, refs: list[AdapterRef], resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy begins when the prefill has ended, however long that takes on this machine."""
-    monkeypatch.setattr(assistant, "_LEAST_WAIT_S", 5.0)
-    monkeypatch.setattr(assistant, "_MOST_WAIT_S", 5.0)
+    _wait_long(monkeypatch)
     has_ended = _tell_of_ends(monkeypatch)
     hold_copies(monkeypatch, "cuda", lambda group: has_ended.wait(DEADLINE_S) if group == 0 else None)
     for number, num_tokens in enumerate((2, 15, 16)):
