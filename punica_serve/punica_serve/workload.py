@@ -10,6 +10,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from punica_serve.learned_types import learned
+
 #: Serverless applications behind `maf_like`, about as many as a day of the published trace has.
 _NUM_APPLICATIONS = 16_384
 
@@ -55,7 +57,7 @@ def shipped_workload(num_requests: int = 1000) -> Workload:
     ValueError for more requests than there are.
     """
     text = (files("punica_serve") / "workload_sharegpt_like_1000.json").read_bytes()
-    file = msgspec.json.decode(text, type=_WorkloadFile)
+    file = msgspec.json.decode(text, type=learned(_WorkloadFile))
     if not 0 < num_requests <= len(file.prompt_lens):
         raise ValueError(f"the shipped workload has {len(file.prompt_lens)} requests, asked for {num_requests}")
     lengths = tuple(map(RequestLength, file.prompt_lens, file.output_lens))

@@ -16,6 +16,7 @@ import msgspec
 
 from punica_frontend.generation.fair_slots import FairSlots, SlotLimits
 from punica_serve.errors import AdapterRejected, InvalidRequest, OutOfCapacity
+from punica_serve.learned_types import learned
 from punica_serve.process.limits import bare_environment, low_priority_command
 from punica_serve.text.prompt_limits import PromptLimits
 from punica_serve.text.template_job import (
@@ -197,7 +198,7 @@ async def _next_answer(process: asyncio.subprocess.Process) -> Answer | None:
         body = await process.stdout.readexactly(body_bytes(head))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    answer: Answer = msgspec.msgpack.decode(body, type=Answer)
+    answer: Answer = msgspec.msgpack.decode(body, type=learned(Answer))
     return answer
 
 

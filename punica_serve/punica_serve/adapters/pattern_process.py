@@ -11,6 +11,7 @@ from punica_serve.adapters.matching import Matches
 from punica_serve.adapters.pattern_job import Matched, Matching, PatternAnswer, PatternJob, Rejected
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.errors import AdapterRejected, StoreUnavailable
+from punica_serve.learned_types import learned
 from punica_serve.process.limits import bare_environment, low_priority_command
 
 #: Time limit from start to end. The process ends itself long before, unless the machine is overloaded.
@@ -20,7 +21,7 @@ MAX_WALL_S = 60.0
 _STOPPED = (-signal.SIGINT, -signal.SIGTERM)
 
 _COMMAND = low_priority_command("punica_serve.adapters.pattern_worker")
-_DECODER: msgspec.json.Decoder[PatternAnswer] = msgspec.json.Decoder(PatternAnswer)
+_DECODER: msgspec.json.Decoder[PatternAnswer] = msgspec.json.Decoder(learned(PatternAnswer))
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import msgspec
 from punica_serve.adapters.matching import match_targets
 from punica_serve.adapters.pattern_job import Matched, Matching, PatternAnswer, PatternJob, Rejected
 from punica_serve.errors import AdapterRejected
+from punica_serve.learned_types import learned
 from punica_serve.process.limits import limit_memory, limited_cpu
 
 #: Processor time of a job. A rank and an alpha for each of the 882 linear modules of a 126-layer model, by full path,
@@ -22,7 +23,7 @@ MAX_MEMORY_BYTES = 128 << 20
 
 def main() -> None:
     limit_memory(MAX_MEMORY_BYTES)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=PatternJob)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=learned(PatternJob))
     with limited_cpu(MAX_CPU_S):
         _write(answer_of(job))
 

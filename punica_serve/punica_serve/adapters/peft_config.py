@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from punica_serve.errors import AdapterRejected
+from punica_serve.learned_types import learned
 from punica_serve.protocol.base import TokenId
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -236,7 +237,7 @@ def _shown(value: object, *, quote: bool = True) -> str:
 
 def _convert(raw: dict[str, Any]) -> PeftConfig:
     try:
-        return msgspec.convert(raw, PeftConfig)
+        return msgspec.convert(raw, learned(PeftConfig))
     except msgspec.ValidationError as error:
         message = str(error)
         found = re.search(r"`\$\.(\w+)", message)

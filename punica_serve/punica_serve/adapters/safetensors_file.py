@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from punica_serve.adapters.adapter import STORAGE_DTYPES, TensorPlace
 from punica_serve.errors import AdapterRejected
+from punica_serve.learned_types import learned
 from punica_serve.numbers import counted
 
 #: A header for a 126-layer model is 0.3 MB. Parsing one takes ten times its size in memory.
@@ -30,6 +31,9 @@ class _Entry(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[_Size, ...]
     data_offsets: tuple[_Size, _Size]
+
+
+_decode_entry = msgspec.json.Decoder(learned(_Entry)).decode
 
 
 def has_header(start: npt.NDArray[np.uint8]) -> bool:
@@ -118,7 +122,7 @@ class HeaderCheck:
 def _parse_header(header: bytes) -> dict[str, _Entry]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        return {name: msgspec.json.decode(raw[name], type=_Entry) for name in raw if name != "__metadata__"}
+        return {name: _decode_entry(raw[name]) for name in raw if name != "__metadata__"}
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise AdapterRejected(f"its header is not a safetensors header: {error}") from error
 

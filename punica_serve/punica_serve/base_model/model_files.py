@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from punica_serve.errors import ModelRejected
+from punica_serve.learned_types import learned
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ def convert(document: dict[str, Any], kind: type[T], path: Path, *, within: str 
     ``within`` is the field that holds the object. Raises ModelRejected, which names the file and the field.
     """
     try:
-        return msgspec.convert(document, kind)
+        return msgspec.convert(document, learned(kind))
     except msgspec.ValidationError as error:
         field, reason = _field_and_reason(str(error))
         raise refusal(path, f"{within}.{field}" if within else field, reason) from error

@@ -15,6 +15,7 @@ import msgspec
 from punica_serve.base_model.weight_files import named_files, weight_files
 from punica_serve.errors import ModelRejected
 from punica_serve.errors.reasons import why_unreadable
+from punica_serve.learned_types import learned
 
 _NUM_LENGTH_BYTES = 8
 #: safetensors reads no longer headers.
@@ -72,7 +73,7 @@ def _list_file(path: Path) -> Iterator[StoredTensor]:
         message = f"{path} is cut short: it has {size:,} bytes, and its header alone ends at {least:,}"
         raise ModelRejected(f"{message}; download it again", param=path.name)
     try:
-        entries = msgspec.json.decode(header, type=dict[str, _Entry])
+        entries = msgspec.json.decode(header, type=learned(dict[str, _Entry]))
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         what = f"{path} has {size:,} bytes, which begin with no safetensors header"
         raise ModelRejected(f"{what}; download it again", param=path.name) from error

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from punica_serve.learned_types import learned
 from punica_serve.workload import Population
 
 _FOLDER = Path(__file__).parent
@@ -154,12 +155,12 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def peers() -> Peers:
-    return msgspec.convert(_read("peers.yaml"), Peers)
+    return msgspec.convert(_read("peers.yaml"), learned(Peers))
 
 
 @cache
 def goals() -> Goals:
-    return msgspec.convert(_read("goals.yaml"), Goals)
+    return msgspec.convert(_read("goals.yaml"), learned(Goals))
 
 
 def _read(name: str) -> Any:

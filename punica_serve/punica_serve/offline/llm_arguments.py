@@ -15,6 +15,7 @@ from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.config.device_groups import neighbours
 from punica_serve.engine.request_check import check_sampling
 from punica_serve.errors import ConfigError, InvalidRequest
+from punica_serve.learned_types import learned
 from punica_serve.numbers import counted
 from punica_serve.protocol import SamplingParams
 
@@ -151,7 +152,7 @@ def _checked(params: SamplingParams) -> SamplingParams:
     """Structs take whatever they are made of."""
     values = msgspec.structs.astuple(params)
     try:
-        converted = msgspec.convert(values, SamplingParams)
+        converted = msgspec.convert(values, learned(SamplingParams))
     except msgspec.ValidationError as error:
         # For example "Expected `int`, got `str` - at `$[8][0]`", about the first item of the ninth field.
         reason, _, place = str(error).partition(" - at `$[")

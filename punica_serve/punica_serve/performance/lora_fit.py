@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from punica_serve.errors import ConfigError
+from punica_serve.learned_types import learned
 from punica_serve.performance.lora_load import LoraLoad
 from punica_serve.performance.lora_times import HIGHEST_RANK_ROWS, MAX_FUSED_ROWS, DistinctLora
 from punica_serve.performance.step_time import lora_seconds
@@ -185,6 +186,6 @@ def read_samples(path: Path) -> list[LoraSample]:
     """Raises ConfigError for a file that ``write_samples`` has not written."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return msgspec.convert(list(csv.DictReader(file, strict=True)), list[LoraSample], strict=False)
+            return msgspec.convert(list(csv.DictReader(file, strict=True)), learned(list[LoraSample]), strict=False)
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path} has no samples of `punica-serve profile`: {error}", param="profile") from error

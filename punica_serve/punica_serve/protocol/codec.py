@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from punica_serve.errors import ProtocolError
+from punica_serve.learned_types import learned
 from punica_serve.numbers import counted
 from punica_serve.protocol.base import Message
 from punica_serve.protocol.cluster import (
@@ -88,7 +89,7 @@ WorkerToSupervisor = WorkerReady | WorkerFailed | Pong | StepReport | Assignment
 ToScheduler = FrontendToScheduler | RunnerToScheduler
 
 _encoder = msgspec.msgpack.Encoder()
-_history_decoder = msgspec.msgpack.Decoder(ClusterHistory)
+_history_decoder = msgspec.msgpack.Decoder(learned(ClusterHistory))
 
 
 def encode(message: Message) -> bytes:
@@ -128,8 +129,8 @@ class Decoder:
     """
 
     def __init__(self, union: Any) -> None:
-        self._one = msgspec.msgpack.Decoder(union)
-        self._joined: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[union])
+        self._one = msgspec.msgpack.Decoder(learned(union))
+        self._joined: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(learned(list[union]))
 
     def __call__(self, encoded: bytes) -> Any:
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from punica_serve.adapters.folder import CONFIG_NAME, WEIGHTS_NAME
+from punica_serve.learned_types import learned
 from punica_serve.protocol import AdapterRef
 
 CHECKED_ENV = "PUNICA_CHECKED_ADAPTERS"
@@ -52,7 +53,7 @@ class CheckedAdapters(msgspec.Struct, frozen=True):
     def from_environment(cls, environment: Mapping[str, str]) -> "CheckedAdapters":
         """The adapters that this process was told of; none if that can't be read: then it reads all of them."""
         try:
-            return msgspec.json.decode(environment.get(CHECKED_ENV, "{}"), type=cls)
+            return msgspec.json.decode(environment.get(CHECKED_ENV, "{}"), type=learned(cls))
         except msgspec.DecodeError:
             return cls()
 

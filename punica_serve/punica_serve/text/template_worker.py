@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from punica_serve.errors import PunicaError
+from punica_serve.learned_types import learned
 from punica_serve.process.limits import address_space_bytes, limit_address_space, limited_cpu
 from punica_serve.process.memory_tuning import trim_heap
 from punica_serve.text.chat_template import ChatTemplate
@@ -121,5 +122,5 @@ def _next_job(pipe: BinaryIO) -> Job | None:
     head = pipe.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None
-    job: Job = msgspec.msgpack.decode(pipe.read(body_bytes(head)), type=Job)
+    job: Job = msgspec.msgpack.decode(pipe.read(body_bytes(head)), type=learned(Job))
     return job

@@ -12,6 +12,7 @@ import msgspec
 
 from punica_serve.bench.limited_store.child_program import child_program, end_child
 from punica_serve.errors import AdapterRejected, StoreUnavailable
+from punica_serve.learned_types import learned
 from punica_serve.protocol import AdapterFetched, AdapterRef
 
 _MODULE = "punica_serve.bench.limited_store.fetch_process"
@@ -48,7 +49,7 @@ class AdapterFetcher:
     def hear(self) -> None:
         """Passes answers on until the process has ended."""
         for line in self._answers:
-            answer = msgspec.json.decode(line, type=AdapterFetched)
+            answer = msgspec.json.decode(line, type=learned(AdapterFetched))
             with self._lock:
                 future = self._fetches.pop(answer.digest)
             if answer.folder is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from punica_serve.errors import AdapterRejected, PunicaError
+from punica_serve.learned_types import learned
 from punica_serve.protocol import AdapterFetched, AdapterRef, WireError
 from punica_serve.store.disk_cache import DiskCache
 
@@ -21,7 +22,7 @@ async def _serve(cache: DiskCache) -> None:
     """The benchmark asks for a few adapters at a time."""
     async with asyncio.TaskGroup() as fetches:
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-            fetches.create_task(_answer(cache, msgspec.json.decode(line, type=AdapterRef)))
+            fetches.create_task(_answer(cache, msgspec.json.decode(line, type=learned(AdapterRef))))
         await cache.close()  # nobody waits for what is still fetched
 
 

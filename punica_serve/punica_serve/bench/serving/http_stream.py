@@ -13,6 +13,7 @@ import msgspec
 
 from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.errors import ClusterUnavailable, RequestFailed
+from punica_serve.learned_types import learned
 from punica_serve.links.client_errors import no_answer
 from punica_serve.links.https_client import client_context
 
@@ -51,7 +52,7 @@ class HttpClient:
         self._path = parts.path.rstrip("/") + "/v1/completions"
         self._model, self._adapter_name, self._cache_salt = model, adapter_name, cache_salt
         self._authorization = f"Authorization: Bearer {key}\r\n" if key else ""
-        self._decode = msgspec.json.Decoder(_Chunk).decode
+        self._decode = msgspec.json.Decoder(learned(_Chunk)).decode
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def stream(self, request: ServedRequest, traceparent: str | None = None) -> AsyncGenerator[int, None]:

@@ -8,6 +8,7 @@ from websockets.exceptions import ConnectionClosed
 
 from punica_serve.bench.serving.serving_workloads import ServedRequest
 from punica_serve.errors import ClusterUnavailable, RequestFailed
+from punica_serve.learned_types import learned
 from punica_serve.links.dial import dial
 
 _PATH = "/v1/generate/stream"
@@ -28,7 +29,7 @@ class SocketClient:
     def __init__(self, url: str, *, adapter_name: str, key: str | None, cache_salt: str) -> None:
         """``adapter_name`` has ``{}`` where an adapter's number goes. Requests share prefixes under one salt only."""
         self._url, self._adapter_name, self._key, self._cache_salt = url, adapter_name, key, cache_salt
-        self._decode = msgspec.json.Decoder(_Frame).decode
+        self._decode = msgspec.json.Decoder(learned(_Frame)).decode
         self._idle: list[ClientConnection] = []
 
     async def stream(self, request: ServedRequest) -> AsyncGenerator[int, None]:

@@ -20,6 +20,7 @@ import msgspec
 from punica_serve.engine.adapters.chunk_job import ChunkJob, submit
 from punica_serve.engine.adapters.packed_header import PackedName
 from punica_serve.engine.memory.page_mapping import map_pages
+from punica_serve.learned_types import learned
 from punica_serve.process.parent_death import end_with_parent
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> None:
     with suppress(ConnectionError):  # the worker may be gone already
         control.send(b"r")
         while message := control.recv(MAX_MESSAGE_BYTES):
-            job = msgspec.msgpack.decode(message, type=ReadJob)
+            job = msgspec.msgpack.decode(message, type=learned(ReadJob))
             part, path = memory[job.offset : job.offset + job.num_bytes], Path(os.fsdecode(job.path))
             reads = ChunkJob(path, job.name, part, lanes[job.lane], piece_bytes=PIECE_BYTES)
             submit(threads, reads.begin, threads, options.threads)

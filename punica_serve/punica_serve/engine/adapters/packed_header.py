@@ -8,6 +8,7 @@ import xxhash
 
 from punica_serve.engine.adapters.packed_chunk import BLOCK_BYTES, Chunk, PackedFileInvalid
 from punica_serve.engine.adapters.range_reader import RangeReader
+from punica_serve.learned_types import learned
 
 #: The most threads that read one adapter. Its chunks are so many or a multiple, so none reads on while others idle.
 MAX_READERS = 16
@@ -75,6 +76,6 @@ def _decode(block: bytes) -> _Header:
     if xxhash.xxh3_128_digest(body) != block[length_end:start]:
         raise PackedFileInvalid("its header is damaged")
     try:
-        return msgspec.msgpack.decode(body, type=_Header)
+        return msgspec.msgpack.decode(body, type=learned(_Header))
     except msgspec.DecodeError as error:
         raise PackedFileInvalid(str(error)) from error

@@ -24,6 +24,7 @@ from punica_serve.engine.cpu_assist.exchange_memory import ExchangeMemory, Excha
 from punica_serve.engine.cpu_assist.life_word import shown_alive
 from punica_serve.engine.cpu_assist.lora_share import HostShare, LayerShare
 from punica_serve.engine.memory.page_mapping import map_pages
+from punica_serve.learned_types import learned
 from punica_serve.process.parent_death import end_with_parent
 
 #: A step that has not gone on for this long will not, even if nobody says that it has ended.
@@ -101,7 +102,7 @@ def main(arguments: list[str]) -> None:
     end_with_parent()
     os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)
-    shape = msgspec.json.decode(options.shape, type=ExchangeShape)
+    shape = msgspec.json.decode(options.shape, type=learned(ExchangeShape))
     memory = ExchangeMemory(_open(options.exchange, mmap.MAP_SHARED | mmap.MAP_POPULATE), shape)
     host = _open(options.host, mmap.MAP_SHARED)
     mapping = map_pages(host.data_ptr(), len(host), _MAPPED_BYTES) if options.map_host else iter(())

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from punica_serve.adapters.dummy import dummy_name
 from punica_serve.errors import ClusterUnavailable
+from punica_serve.learned_types import learned
 from punica_serve.links.client_errors import no_answer
 from punica_serve.links.https_client import client_context
 from punica_serve.protocol import Slo
@@ -72,7 +73,7 @@ class Replay:
         self._slos = slos
         self._speed = speed
         self._started_s = time.monotonic()
-        self._decode = msgspec.json.Decoder(_Frame).decode
+        self._decode = msgspec.json.Decoder(learned(_Frame)).decode
         #: One for each request sent, in order.
         self.streams: list[ReplayedStream] = []
         self._num_ended = 0
