@@ -4,12 +4,17 @@ Written for Triton 3.6 and 3.7, in which no launch and no setting chooses the in
 a call of one kernel by another. tests/kernels/test_triton_interpreter.py names a part that another version lacks.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+from triton.language import core
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
 
 
@@ -30,7 +35,7 @@ def fast_interpreter() -> Iterator[set[str]]:
         modules.add(function.fn.__module__)
         return call_and_replace(function, *args, **kwargs)
 
-    with patch.object(InterpretedFunction, "__call__", call), _options(sanitize_overflow=False):
+    with patch.object(InterpretedFunction, "__call__", call), _options(sanitize_overflow=False), _known_types():
         yield modules
 
 
@@ -39,6 +44,53 @@ def interpreter_with_asserts() -> Iterator[None]:
     """Has `tl.device_assert` raise, as it does in kernels that are launched with `debug`."""
     with _options(debug=True):
         yield
+
+
+@contextmanager
+def _known_types() -> Iterator[None]:
+    """Describes each type once: the interpreter describes it anew for each value, in a third of its time."""
+    with (
+        patch.object(core.block_type, "__init__", _init_block_type_once(core.block_type.__init__)),
+        patch.object(core.tensor, "__init__", _init_tensor),
+        patch.object(interpreter, "_get_np_dtype", _np_dtype_once(interpreter._get_np_dtype)),
+    ):
+        yield
+
+
+def _init_block_type_once(init: Callable[..., None]) -> Callable[..., None]:
+    known: dict[Any, dict[str, Any]] = {}
+
+    def init_or_copy(block: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+        if key not in known:
+            init(block, element_ty, shape)
+            known[key] = dict(vars(block))
+        vars(block).update(known[key])
+
+    return init_or_copy
+
+
+def _init_tensor(tensor: Any, handle: Any, type: Any) -> None:
+    tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
+    tensor.shape, tensor.numel = _tensor_shape(tuple(type.shape) if type.is_block() else ())
+
+
+@cache
+def _tensor_shape(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+    """(shape, numel) of a tensor, in constants."""
+    return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+
+def _np_dtype_once(get_np_dtype: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:
+    known: dict[str, np.dtype[Any]] = {}
+
+    def look_up(tt_dtype: Any) -> np.dtype[Any]:
+        scalar = tt_dtype.scalar
+        if scalar.name not in known:
+            known[scalar.name] = get_np_dtype(scalar)
+        return known[scalar.name]
+
+    return look_up
 
 
 @contextmanager
