@@ -30,10 +30,14 @@ def test_rows_prefills_and_rows_without_lora_in_one_call(
     assert relative_error(case.added_again(), case.y.double() + expected) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize(("dtype", "slice_widths"), [(torch.float32, (24,)), (torch.float16, (24, 8, 8))])
 @pytest.mark.parametrize(
-    ("segment_rows", "ranks"),
-    [([1000, 17, 0, 1, 2], [12, 24, 8, 0, 8]), ([70, 1, 1100, 1, 1], [0, 8, 40, 16, 136])],
+    ("segment_rows", "ranks", "dtype", "slice_widths"),
+    [
+        ([1000, 17, 0, 1, 2], [12, 24, 8, 0, 8], torch.float16, (24, 8, 8)),
+        ([70, 1, 900, 1, 1], [0, 8, 40, 16, 136], torch.float32, (24,)),
+        pytest.param([1000, 17, 0, 1, 2], [12, 24, 8, 0, 8], torch.float32, (24,), marks=pytest.mark.slow),
+        pytest.param([70, 1, 1100, 1, 1], [0, 8, 40, 16, 136], torch.float16, (24, 8, 8), marks=pytest.mark.slow),
+    ],
 )
 def test_long_prompts_beside_other_rows(
     relative_error: RelativeError,
@@ -103,8 +107,10 @@ def test_more_rank_blocks_than_programs(relative_error: RelativeError) -> None:
     assert relative_error(case.delta(), case.expected_delta()) < TOLERANCES[torch.float32]
 
 
-@pytest.mark.parametrize("tile_programs", [1, 2])
-@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize(
+    ("accumulate", "tile_programs"),
+    [(True, 1), (False, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 1), (True, 2)))],
+)
 @pytest.mark.parametrize("segment_rows", [[1] * 9, [37, 1, 20, 1, 1], [9]])
 def test_programs_take_tiles_in_turns(
     relative_error: RelativeError, segment_rows: list[int], accumulate: bool, tile_programs: int
@@ -180,9 +186,14 @@ def test_what_ranks_shrink_of_their_inputs_adds_up_in_v(relative_error: Relative
 
 
 @pytest.mark.parametrize(
-    ("rank", "v_scale", "b_scale"), [(16, 3e4, 2**-8), (40, 3e4, 2**-8), (16, 1.0, 1.0), (40, 1e-5, 2**10)]
+    ("rank", "v_scale", "b_scale", "prompt_rows"),
+    [
+        *((16, 3e4, 2**-8, 5), (40, 3e4, 2**-8, 5), (16, 1.0, 1.0, 5), (40, 1e-5, 2**10, 5)),
+        *((16, 3e4, 2**-8, 1000), (40, 1e-5, 2**10, 1000)),
+        pytest.param(40, 3e4, 2**-8, 1000, marks=pytest.mark.slow),
+        pytest.param(16, 1.0, 1.0, 1000, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("prompt_rows", [5, 1000])
 def test_what_lies_between_may_leave_float16(
     relative_error: RelativeError, rank: int, v_scale: float, b_scale: float, prompt_rows: int
 ) -> None:
