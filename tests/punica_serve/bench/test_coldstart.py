@@ -108,6 +108,7 @@ def test_warm_requests_must_outlast_the_stream(tiny_llama: Path) -> None:
         run(_subject(tiny_llama, num_kv_pages=128), replace(SETTINGS, gap_s=5.0), Progress(disable=True))
 
 
+@pytest.mark.parametrize("source", ["host"], indirect=True)
 def test_it_leaves_tables_json_and_a_picture(
     subject: Subject, measured: ColdstartMeasured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

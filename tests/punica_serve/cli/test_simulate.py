@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from punica_serve.cli.commands import app
 from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError, PunicaError
+from punica_serve.simulation import timeline
 
 CONFIG = """
 engine: {model: "shape:llama-2-7b", num_kv_pages: 500}
@@ -29,6 +30,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than these simulations."""
+    monkeypatch.setattr(timeline, "draw", lambda columns, path, *, title: path.touch())
+
+
 def test_a_simulation_leaves_picture_table_and_summary_also_where_a_claim_fails(config: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path / "out"), "--ablations"])
     assert result.exit_code == 0, result.output
@@ -41,11 +48,13 @@ def test_a_simulation_leaves_picture_table_and_summary_also_where_a_claim_fails(
     assert summaries["as configured"]["num_failed"] == 0
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_claim_that_fails_ends_with_code_1_if_it_must_hold(config: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path / "out"), "--check"])
     assert result.exit_code == 1 and "FAIL  now and then a GPU runs out of KvCache" in result.output
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
     tables = []
     for number, seed in enumerate((7, 7, 8)):
@@ -55,6 +64,7 @@ def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
     assert tables[0] == tables[1] != tables[2]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_rate_profile_and_trace_replace_those_of_the_config(config: Path, tmp_path: Path) -> None:
     def run(*options: str) -> tuple[str, float]:
         result = CliRunner().invoke(app, ["simulate", str(config), "--out", str(tmp_path), *options])
@@ -72,6 +82,7 @@ def test_rate_profile_and_trace_replace_those_of_the_config(config: Path, tmp_pa
     assert int(run("--trace", str(day))[0].split()[0]) == pytest.approx(40, abs=30), "600 in a minute, for four seconds"
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     ("max_queue", "told"),
     [
