@@ -19,18 +19,16 @@ def _complaints(script: str, argument: int) -> list[str]:
     return found.stdout.splitlines()
 
 
-@pytest.mark.parametrize("configurations", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("configurations", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_products_of_prompts_run_beside_the_softmax_and_nothing_spills(configurations: int) -> None:
     """If the softmax read a register of a product in flight, the assembler would let all products wait."""
     assert _complaints("compiled_attention.py", configurations) == [""] * configurations
 
 
-@pytest.mark.parametrize("configurations", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_products_of_long_prompts_run_beside_the_softmax_and_loops_of_heads_of_128_spill_nothing(
-    configurations: int,
-) -> None:
+@pytest.mark.slow
+def test_products_of_long_prompts_run_beside_the_softmax_and_loops_of_heads_of_128_spill_nothing() -> None:
     """Outside those loops a few registers spill, once a tile."""
-    assert _complaints("compiled_prompts.py", configurations) == [""] * configurations
+    assert _complaints("compiled_prompts.py", 4) == [""] * 4
 
 
 @pytest.mark.parametrize("models", [1, pytest.param(4, marks=pytest.mark.slow)])

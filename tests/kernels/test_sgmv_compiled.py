@@ -10,11 +10,12 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "support" / "compiled_expand.py"
 
 
-@pytest.fixture(scope="module")
-def lines() -> list[list[int]]:
+@pytest.fixture(scope="module", params=[1, pytest.param(3, marks=pytest.mark.slow)])
+def lines(request: pytest.FixtureRequest) -> list[list[int]]:
     """The script's lines of numbers, from a process of its own: in this one kernels are the interpreter's."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    found = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(SCRIPT), str(request.param)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr
     return [[*map(int, line.split())] for line in found.stdout.splitlines()]
 

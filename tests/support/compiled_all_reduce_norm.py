@@ -1,4 +1,6 @@
-"""Compiles a layer's exchange for an H200 and prints, a line for each configuration, what is amiss with its code."""
+"""Compiles a layer's exchange for an H200 and prints, a line for each configuration, what is amiss with its code. The
+argument is the number of configurations.
+"""
 
 import re
 import subprocess
@@ -19,7 +21,7 @@ _TYPES = {
 }
 _CONSTANTS = {"SPLIT_K": 2, "RANK": 0, "MAX_ROWS": 64, "ROWS_OFFSET": 512}
 #: Width and ranks.
-_CONFIGURATIONS: tuple[tuple[int, int], ...] = ((4096, 2), (5376, 2), (8192, 2), (8192, 4), (8192, 8))
+_CONFIGURATIONS: tuple[tuple[int, int], ...] = ((4096, 2), (8192, 4), (5376, 2), (8192, 2), (8192, 8))
 _THREADS = 32
 
 
@@ -53,4 +55,4 @@ def _assembled(ptx: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(complaints(*each) for each in _CONFIGURATIONS) + "\n")
+    sys.stdout.write("\n".join(complaints(*each) for each in _CONFIGURATIONS[: int(sys.argv[1])]) + "\n")

@@ -1,6 +1,6 @@
 """Compiles SGMV's expand for an H200 and prints three lines: how often it changes a tensor's layout, for each number of
 splits; how many bytes spill where programs take tiles in turns, for each number of slices; and how many spill within
-the activation, for decodes and for a prompt.
+the activation, for decodes and for prompts. The argument is how many of each: one number of splits more.
 """
 
 import re
@@ -19,8 +19,8 @@ from punica_kernels.gpu.sgmv_config import activation_config, expand_config
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
 from punica_kernels.lora_table import LoraTableShape
 
-SPLITS = (4, 8, 16)
-SLICES = (2, 3)
+SPLITS = (4, 16, 8)
+SLICES = (3, 2)
 #: Those of 256 decodes and of prompts of 512 and 2,048 beside 31, with room for ranks to 128.
 ACTIVATION_SHAPES = (LoraTableShape(256, 256, 16), LoraTableShape(543, 33, 16), LoraTableShape(2079, 33, 16))
 _TYPES = {
@@ -83,9 +83,10 @@ def _spilled(code: dict[str, str]) -> int:
 
 
 if __name__ == "__main__":
+    number = int(sys.argv[1])
     lines = (
-        [*map(count_conversions, SPLITS)],
-        [*map(spilled_bytes, SLICES)],
-        [*map(spilled_by_activation, ACTIVATION_SHAPES)],
+        [*map(count_conversions, SPLITS[: number + 1])],
+        [*map(spilled_bytes, SLICES[:number])],
+        [*map(spilled_by_activation, ACTIVATION_SHAPES[:number])],
     )
     sys.stdout.write("\n".join(" ".join(map(str, line)) for line in lines))
