@@ -26,7 +26,15 @@ Plan = Mapping[str, Sequence[Arrival]]
 
 
 def plan_of(settings: SeriesSettings) -> Plan:
-    """The arrivals of each series. Raises ConfigError for a trace that can't be read, or that no series uses."""
+    """The arrivals of each series.
+
+    Raises ConfigError for a trace that can't be read or that no series uses, and for fewer adapters than a step has.
+    """
+    if settings.num_adapters < settings.batch_size:
+        raise ConfigError(
+            f"`--adapters` is {settings.num_adapters}, but a step has up to {settings.batch_size} requests; raise it",
+            param="adapters",
+        )
     if settings.trace is not None and all(series.num_adapters is None for series in settings.series):
         raise ConfigError("`--trace` is for the serverless series; name one with `--series`", param="trace")
     counts = None if settings.trace is None else read_trace(settings.trace, settings.seconds)

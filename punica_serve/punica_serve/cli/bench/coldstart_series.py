@@ -29,6 +29,10 @@ _LINK_HELP = (
     "Slow the link to the device down to about this rate, by copying adapters' bytes a whole number of times. This is"
     " an emulation; the report has the rate that came about. By default the link is as it is."
 )
+_ADAPTERS_HELP = (
+    "Adapters of each rank in host memory, as many are on the device at a time,"
+    " so lower it for a large model on few GPUs. At least the batch size."
+)
 _TRACE_HELP = "A day of the Azure Functions trace of 2019, for the serverless series, instead of a generated one."
 
 
@@ -54,6 +58,7 @@ def command(
         float | None, typer.Option("--link-gbps", min=0.1, max=1_000, metavar="GB/S", help=_LINK_HELP)
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=64, help="Requests in one step.")] = 32,
+    adapters: Annotated[int, typer.Option(min=1, max=1024, help=_ADAPTERS_HELP)] = 64,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help=_TRACE_HELP)] = None,
     out: OutOption = DEFAULT_OUT,
 ) -> None:
@@ -70,6 +75,7 @@ def command(
         projections=projections.value,
         link_gb_per_s=link_gbps,
         batch_size=batch_size,
+        num_adapters=adapters,
         trace=trace,
     )
     plan = plan_of(settings)

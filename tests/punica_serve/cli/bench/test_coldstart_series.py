@@ -62,6 +62,7 @@ def test_a_group_is_compared_with_loads_on_demand(cli: Callable[..., Any], confi
         (["--series", "rank65"], "series 'rank65' does not exist; there are rank64, "),
         (["--rows", "warm"], "row 'warm' does not exist; there are cached, "),
         (["--series", "serverless128", "--trace", "/no/such.csv"], "No such file or directory"),
+        (["--adapters", "8", "--batch-size", "9"], "`--adapters` is 8, but a step has up to 9 requests; raise it"),
         (["--trace", "/no/such.csv"], "`--trace` is for the serverless series; name one with `--series`"),
     ],
 )
