@@ -52,10 +52,12 @@ IN_TWO := --numprocesses 2 --dist loadfile
 test: check
 	$(BIN)/pytest -rs $(IN_TWO)
 
-# In the order of the folders: the tests of clusters, which take longest, begin first.
+# In the order of the folders: the tests of clusters, which take longest, begin first. At last, what hypothesis draws few
+# examples for in the fast tier has all of them.
 test-slow: install
 	$(BIN)/pytest -rs -m 'slow and not alone' $(IN_TWO) --no-loadscope-reorder
 	$(BIN)/pytest -rs -m 'slow and alone'
+	$(BIN)/pytest -rs -m 'hypothesis and not slow and not gpu' --hypothesis-profile=ci $(IN_TWO)
 
 # Random faults under load; MINUTES=10 SEED=7 make soak breaks the same things again.
 soak: MINUTES ?= 10

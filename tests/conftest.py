@@ -28,8 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The collector would walk thousands of modules and tests again and again, in a fifth of all time.
 gc.set_threshold(20_000, 10, 20)
 
-# The same examples in every run, and none too slow. `--hypothesis-profile=default` draws others.
-settings.load_profile("ci")
+# The same examples in every run, few and none too slow. The slow tier has `--hypothesis-profile=ci` draw all of them;
+# `default` draws others each time.
+settings.register_profile("few", settings.get_profile("ci"), max_examples=25)
+settings.load_profile("few")
 
 
 def pytest_collection_finish() -> None:

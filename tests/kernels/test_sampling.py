@@ -12,6 +12,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from examples import examples
 from punica_kernels.sampling import (
     apply_penalties,
     filter_logits,
@@ -132,7 +133,7 @@ def test_samples_follow_the_filtered_softmax(temperature: float, top_k: int, top
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_row_never_depends_on_its_batch(data: st.DataObject) -> None:
     num_rows, vocab_size = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 5, 64, 301]))
     rng = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from all_placements import ALL_PLACEMENTS
+from examples import examples
 from frontend_rules import FRONTENDS, FrontendRules
 from gpu_rules import POOLS, RUNNERS, GpuRules
 from late_cluster import LateCluster
@@ -29,7 +30,7 @@ STORE_PATIENCE_NS = 20
 #: Moves whenever it can.
 EAGER = ConsolidationRule(interval_ns=1, light_load=0.5, prefill_tokens_per_s=10**6, idle_s=100)
 
-HISTORIES = settings(max_examples=60, stateful_step_count=60, deadline=None)
+HISTORIES = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)
 
 
 class ClusterHistory(FrontendRules, GpuRules, WorkerRules):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from punica_frontend.generation.answers import usage
 from punica_frontend.openai.chat_answers import ChatChunk, ChunkChoice, Delta
 from punica_frontend.openai.chunk_template import ChunkTemplate
@@ -29,7 +30,7 @@ def of_chat(model: str, index: int) -> Make:
 
 @pytest.mark.parametrize("make", [of_completion, of_chat])
 @pytest.mark.parametrize("kind", ["absent", "null", "continuous"])
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(model=MODELS, index=st.integers(0, 127), texts=st.lists(st.text(min_size=1), min_size=1, max_size=4))
 def test_a_chunk_is_the_same_from_a_template(
     make: Callable[[str, int], Make], kind: str, model: str, index: int, texts: list[str]

@@ -15,6 +15,7 @@ from msgspec import structs
 from safetensors.numpy import load_file, save_file
 
 from adapter_refusal import refusal
+from examples import examples
 from punica_serve.adapters.file_reading import ReadBuffer
 from punica_serve.adapters.folder import load_adapter, read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -283,7 +284,7 @@ def test_strict_base_refuses_another_base_name(
     assert refusal(folder, model, strict_base=True).param == "base_model_name_or_path"
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_are_refused_or_another_adapter(data: st.DataObject, folder: Path, model: ModelConfig) -> None:
     write_random_adapter(folder, model, rank=1, seed=0, target_modules=("q_proj",))

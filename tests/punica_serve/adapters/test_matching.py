@@ -13,6 +13,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples import examples
 from punica_serve.adapters.matching import LoraTarget, match_targets
 from punica_serve.adapters.peft_config import PeftConfig
 from punica_serve.adapters.targets import base_modules, linear_modules, updatable_modules
@@ -88,7 +89,7 @@ def peft_targets(fields: dict[str, Any], model: ModelConfig) -> dict[str, tuple[
     return targets
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(fields=configs())
 def test_targets_ranks_and_alphas_are_pefts(fields: dict[str, Any], model: ModelConfig) -> None:
     expected = peft_targets(fields, model)

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from config_files import CONFIG_FILES, SHAPE
+from examples import examples
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.errors import ModelRejected
 from punica_serve.models.rotary import inverse_frequencies, magnitude
@@ -35,7 +36,7 @@ REFUSED_BY_DESIGN = {
 }
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(file=CONFIG_FILES)
 @example(file={**SHAPE, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LLAMA3})
 @example(file={**SHAPE, "rope_parameters": LLAMA3, "original_max_position_embeddings": 16})

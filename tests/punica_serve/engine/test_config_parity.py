@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from config_files import CONFIG_FILES, SHAPE
+from examples import examples
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_loader import no_fetch
 from punica_serve.engine.engine import Engine
@@ -52,7 +53,7 @@ def _our_logprobs(engine: Engine) -> tuple[list[int], Tensor]:
     return answer, torch.stack(rows)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(file=CONFIG_FILES)
 @example(file={**SHAPE, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LLAMA3})
 @example(file={**SHAPE, "rope_parameters": LLAMA3, "original_max_position_embeddings": 16})

@@ -9,6 +9,7 @@ from hypothesis.strategies import integers, lists, tuples
 
 from engine_fixtures import MakeAdapter, MakeEngine
 from engine_runs import request_of, run_all, steps_of
+from examples import examples
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError, ModelRejected
 
@@ -37,7 +38,7 @@ def test_chunked_prefill_changes_nothing(make_engine: MakeEngine, make_adapter: 
     assert run_all(make_engine(prefill_budget_tokens=7), request) == whole
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budget=integers(1, 30),
     max_prefills=integers(2, 6),

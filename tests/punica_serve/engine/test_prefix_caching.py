@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine_fixtures import MakeAdapter, MakeEngine
+from examples import examples
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import Failure, StepOutput
@@ -272,7 +273,7 @@ _ON_A_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.timeout(600
 
 
 @pytest.mark.parametrize("device", ["cpu", "overlapped", _ON_A_GPU])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(deeds=[("add", number) for number in range(18)], num_pages=14)
 @example(deeds=[*(("add", n) for n in range(9)), *[("step", 0)] * 9, ("kill", 0), *[("step", 0)] * 3], num_pages=14)
 @given(deeds=_DEEDS, num_pages=st.integers(9, 24))

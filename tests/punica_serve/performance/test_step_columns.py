@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from punica_serve.performance.batch_columns import BatchColumns, Column, LoraColumns
 from punica_serve.performance.lora_load import NO_ADAPTER, AdapterSize, LoraLoad
 from punica_serve.performance.profile import load_profile, shipped_profiles
@@ -13,7 +14,7 @@ from punica_serve.performance.step_time import StepTimeModel
 
 Batch = tuple[int, int, LoraLoad]
 #: For each profile; they differ only in their numbers.
-few_examples = settings(max_examples=20)
+few_examples = settings(max_examples=examples(20))
 
 
 def columns_of(batches: list[Batch]) -> BatchColumns:

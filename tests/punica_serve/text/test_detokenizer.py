@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from punica_serve.text.detokenizer import IncrementalDetokenizer
 from punica_serve.text.tokenizer import Tokenizer
 
 # Fixtures of the session are shared by all examples on purpose: a Tokenizer is immutable.
-relaxed = settings(deadline=None, max_examples=150)
+relaxed = settings(deadline=None, max_examples=examples(150))
 
 
 def stream(tokenizer: Tokenizer, prompt: Sequence[int], generated: Sequence[int]) -> list[str]:

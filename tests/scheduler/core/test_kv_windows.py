@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from punica_scheduler.core.actions import AnnounceLimits
 from punica_scheduler.core.events import FrontendJoined
 from punica_scheduler.core.gpu import GpuRecord
@@ -76,7 +77,7 @@ def test_frontends_are_told_of_no_limit(filled: NewCluster) -> None:
     assert (limits.num_gpus, limits.max_request_tokens) == (1, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     pages=st.integers(4, 14),
     window=st.builds(KvWindow, st.integers(1, 12), st.integers(1, 5)),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from punica_serve.base_model.prefill_budget import prefill_budget_of
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
@@ -144,7 +145,7 @@ def test_a_short_prompt_takes_its_share_of_a_step_and_a_long_one_the_rest() -> N
 _arriving = st.lists(st.tuples(st.integers(1, 12 * BUDGET), st.integers(0, 6)), min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(requests=_arriving, max_prefills=st.integers(1, 3))
 def test_no_prompt_takes_more_than_twice_the_steps_of_first_come_first_served(
     requests: list[tuple[int, int]], max_prefills: int
@@ -169,7 +170,7 @@ def test_no_prompt_takes_more_than_twice_the_steps_of_first_come_first_served(
         step()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     lengths=st.one_of(
         st.lists(st.integers(2, BUDGET), min_size=1, max_size=20),
@@ -199,7 +200,7 @@ def test_prompts_of_one_step_or_of_one_length_are_prefilled_first_come_first_ser
         step()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.integers(1, 12 * BUDGET), st.integers(1, 60), st.integers(0, 4)), min_size=2, max_size=12

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from punica_serve.engine.batching.kv_cache import KvCache
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import StepPlan
@@ -113,7 +114,7 @@ def test_requests_that_decode_behind_their_windows_leave_the_rest_to_others() ->
     assert (run.num_ended, run.num_preempted) == (4, 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     num_pages=st.integers(5, 24),
     max_prefills=st.integers(1, 3),
