@@ -46,28 +46,32 @@ def calls_of(lora: CudaLora, weights: ModelWeights) -> LoraCalls:
     return LoraCalls(lora, MODEL, weights.embedding, NUM_ROWS)
 
 
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The kernel and the first weight of each shrink and expand."""
-    seen: list[tuple[str, int]] = []
+Launches = list[tuple[str, int]]
 
-    def record(name: str) -> Callable[..., None]:
+
+def _note(monkeypatch: pytest.MonkeyPatch, *, launches: bool) -> Launches:
+    """The kernel and the first weight of each shrink and expand, which are launched or left out."""
+    seen: Launches = []
+
+    def noting(name: str) -> Callable[..., None]:
         launch = getattr(cuda_lora, name)
 
-        def recorded(out: Tensor, into: Tensor, pages: Tensor, *args: object, **options: object) -> None:
+        def note(out: Tensor, into: Tensor, pages: Tensor, *args: object, **options: object) -> None:
             seen.append((name, pages.data_ptr()))
-            launch(out, into, pages, *args, **options)
+            if launches:
+                launch(out, into, pages, *args, **options)
 
-        return recorded
+        return note
 
     for name in ("shrink", "expand"):
-        monkeypatch.setattr(cuda_lora, name, record(name))
+        monkeypatch.setattr(cuda_lora, name, noting(name))
     return seen
 
 
 def test_they_are_the_launches_of_a_forward_pass(
-    lora: CudaLora, weights: ModelWeights, launches: list[tuple[str, int]]
+    lora: CudaLora, weights: ModelWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launches = _note(monkeypatch, launches=False)
     cache = KvCache(MODEL, num_pages=6, page_size=4, dtype=torch.float32, device=CPU)
     rows = torch.arange(NUM_ROWS)
     Llama(MODEL, weights).forward(ForwardBatch(rows, rows, NoAttention(cache), lora))
@@ -82,8 +86,9 @@ def test_they_are_the_launches_of_a_forward_pass(
     assert sorted(launches) == of_the_engine
 
 
-def test_the_activation_adds_lora_once(lora: CudaLora, weights: ModelWeights, launches: list[tuple[str, int]]) -> None:
+def test_the_activation_adds_lora_once(lora: CudaLora, weights: ModelWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     """The expand of gate and up is either a part of its own or within the activation."""
+    launches = _note(monkeypatch, launches=True)
     calls = calls_of(lora, weights)
     activations = calls.activations()
     (bare, *_) = calls.bare_activations()
