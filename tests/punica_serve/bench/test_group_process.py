@@ -20,11 +20,14 @@ def subject(tiny_llama: Path) -> Subject:
     return Subject.of(EngineConfig(model=tiny_llama), "cpu")
 
 
-def test_a_device_is_measured_in_this_process_and_a_group_in_others(subject: Subject) -> None:
-    progress = Progress(disable=True)
-    assert measure_in_process(subject, pid_of_part, progress) == os.getpid()
+def test_a_device_is_measured_in_this_process(subject: Subject) -> None:
+    assert measure_in_process(subject, pid_of_part, Progress(disable=True)) == os.getpid()
+
+
+@pytest.mark.slow
+def test_each_part_of_a_group_is_measured_in_a_process_of_its_own(subject: Subject) -> None:
     group = replace(subject, group="cpu,cpu")
-    others = {measure_in_process(group, pid_of_part, progress) for _ in range(2)}
+    others = {measure_in_process(group, pid_of_part, Progress(disable=True)) for _ in range(2)}
     assert len(others) == 2 and os.getpid() not in others
 
 

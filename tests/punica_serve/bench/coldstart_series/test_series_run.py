@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from punica_serve.bench import subject as subject_module
 from punica_serve.bench.coldstart_series import series_engine
-from punica_serve.bench.coldstart_series.series_rows import ROWS
+from punica_serve.bench.coldstart_series.series_rows import ROWS, SeriesRow
 from punica_serve.bench.coldstart_series.series_run import plan_of, run_series
 from punica_serve.bench.coldstart_series.series_settings import SeriesMeasured, SeriesSettings
 from punica_serve.bench.subject import Subject
@@ -29,16 +29,25 @@ def subject(subject: Subject) -> Subject:
     return Subject.of(subject.config.model_copy(update={"max_context": 24}), "cpu")
 
 
+@pytest.fixture(scope="module", params=[_FEW_ROWS, pytest.param((*ROWS.values(),), marks=pytest.mark.slow)], ids=len)
+def rows(request: pytest.FixtureRequest) -> tuple[SeriesRow, ...]:
+    chosen: tuple[SeriesRow, ...] = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def measured(subject: Subject, settings: SeriesSettings) -> SeriesMeasured:
+def measured(subject: Subject, settings: SeriesSettings, rows: tuple[SeriesRow, ...]) -> SeriesMeasured:
+    settings = replace(settings, rows=rows)
     return run_series(subject, settings, plan_of(settings), Progress(disable=True))
 
 
-def test_every_row_of_every_series_runs_the_same_requests(measured: SeriesMeasured, settings: SeriesSettings) -> None:
+def test_every_row_of_every_series_runs_the_same_requests(
+    measured: SeriesMeasured, settings: SeriesSettings, rows: tuple[SeriesRow, ...]
+) -> None:
     assert not measured.failures
     for series in settings.series:
         counts = {result.row.name: len(result.times) for result in measured.of(series)}
-        assert counts.keys() == ROWS.keys()
+        assert counts.keys() == {row.name for row in rows}
         if series.rate_per_s is not None:
             assert set(counts.values()) == {len(plan_of(settings)[series.name])}
 

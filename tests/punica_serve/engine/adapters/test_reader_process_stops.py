@@ -131,6 +131,7 @@ def test_what_a_process_that_hangs_has_left_is_read_soon(
     worker.reader.close()
 
 
+@pytest.mark.slow
 def test_no_token_is_lost_while_the_process_is_stopped_again_and_again(
     make_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
