@@ -61,20 +61,29 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+#: Of rows: the bucket, the prefill's chunk and the number of decodes.
+SMALL_STEPS = [
+    (BatchBucket(0, 1), None, 1),
+    (BatchBucket(0, 8), None, 5),
+    (BatchBucket(0, 32), None, 32),
+    (BatchBucket(48, 0), (0, 37), 0),
+    (BatchBucket(128, 7), (600, 700), 3),
+    (BatchBucket(16, 31), (999, 1000), 31),
+]
+LARGE_STEPS = [
+    (BatchBucket(512, 0), (0, 512), 0),
+    (BatchBucket(768, 0), (30, 730), 0),
+    (BatchBucket(1024, 7), (200, 1000), 3),
+]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kv_heads", [8, 2, 1])
 @pytest.mark.parametrize(
-    ("bucket", "chunk", "num_decodes"),
+    ("kv_heads", "bucket", "chunk", "num_decodes"),
     [
-        (BatchBucket(0, 1), None, 1),
-        (BatchBucket(0, 8), None, 5),
-        (BatchBucket(0, 32), None, 32),
-        (BatchBucket(48, 0), (0, 37), 0),
-        (BatchBucket(512, 0), (0, 512), 0),
-        (BatchBucket(128, 7), (600, 700), 3),
-        (BatchBucket(16, 31), (999, 1000), 31),
-        (BatchBucket(768, 0), (30, 730), 0),
-        (BatchBucket(1024, 7), (200, 1000), 3),
+        *((kv_heads, *step) for kv_heads in (8, 2, 1) for step in SMALL_STEPS),
+        *((2, *step) for step in LARGE_STEPS),
+        *(pytest.param(kv_heads, *step, marks=pytest.mark.slow) for kv_heads in (8, 1) for step in LARGE_STEPS),
     ],
     ids=str,
 )
