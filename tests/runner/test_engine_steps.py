@@ -13,6 +13,7 @@ from punica_serve.config.cluster import parse_config
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.memory import auto_batch_memory
+from punica_serve.process.module_command import module_command
 from punica_serve.protocol import KvWindow
 
 
@@ -59,4 +60,4 @@ def _options(max_batch_size: int | str) -> WorkerOptions:
     engine = {"model": "shape:llama-2-7b", "tokenizer": "demo:model", "max_batch_size": max_batch_size}
     document = {"engine": engine, "scheduler": {"profile": "h200-7b"}, "runner": {"devices": ["cuda:0"]}}
     command = engine_worker_command(parse_config(document, source="test", folder=Path()), "host", 0)
-    return WorkerOptions.parse([*command[4:], "--read-fd", "3", "--write-fd", "4"])
+    return WorkerOptions.parse([*command[len(module_command("")) :], "--read-fd", "3", "--write-fd", "4"])

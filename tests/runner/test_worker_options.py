@@ -11,6 +11,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.runner_section import RunnerConfig
 from punica_serve.config.simulation_section import SimulationConfig
 from punica_serve.config.store_section import StoreConfig
+from punica_serve.process.module_command import module_command
 from punica_serve.shapes import shape_folder
 from punica_serve.store.packed_folder import PackedCache
 
@@ -28,7 +29,7 @@ def config(tmp_path: Path) -> ClusterConfig:
 
 def test_the_sections_of_the_config_come_through(config: ClusterConfig) -> None:
     command = engine_worker_command(config, "host 0", 1)
-    options = WorkerOptions.parse([*command[4:], "--read-fd", "3", "--write-fd", "4"])
+    options = WorkerOptions.parse([*command[len(module_command("")) :], "--read-fd", "3", "--write-fd", "4"])
     assert (options.engine.max_batch_size, options.batch_limit) == (7, "max_batch_size")
     assert (options.runner, options.simulation) == (config.runner, config.simulation)
     assert (options.device, options.runner_id, options.index) == ("simulated", "host 0", 1)
