@@ -50,6 +50,8 @@ class HostTiers:
             if assist is not None:
                 opened.callback(assist.close)
             store = PackedStore(packed_cache, parts.share, parts.dtype, memory) if packed_cache else None
+            if store is not None:
+                store.start_process(0.0)  # and it maps the memory: the first loads would wait for both
             opened.pop_all()
         return cls(cache, assist, store)
 

@@ -1,5 +1,6 @@
 """An engine's adapters on its host are opened together, or not at all."""
 
+import signal
 import threading
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def test_a_start_that_fails_after_its_processes_were_started_ends_them(tiny_llam
     with pytest.raises(ConfigError, match="data_folder"):
         Engine(EngineConfig(model=tiny_llama, cold_start="cpu_assist"), packed_cache=PackedCache(no_folder, 1 << 20))
     assert _pools() == before
+
+
+def test_packed_adapters_have_a_reader_process_before_the_first_load(tiny_llama: Path, tmp_path: Path) -> None:
+    engine = Engine(EngineConfig(model=tiny_llama), "cpu", packed_cache=PackedCache(tmp_path / "cache", 1 << 20))
+    store = engine._opening.tiers.packed_store
+    assert store is not None and store._process is not None
+    child = store._process._child
+    assert child is not None and child.popen.poll() is None
+    engine.close()
+    assert child.popen.returncode == -signal.SIGKILL
 
 
 def _pools() -> set[threading.Thread]:
