@@ -20,19 +20,25 @@ from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import first_line
 
 _INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
+#: The leader reaches its own store at once, but for a thread that must get a core.
+_OWN_STORE_TIMEOUT_S = 30.0
 
 
 def open_port(host: str, timeout_s: float) -> TCPStore:
     """The leader's store, at a free port; it serves the others for as long as it lives. ``host``: as they reach it.
 
-    It asks nobody for a key, so it listens at that address alone; torch's own socket would listen at all of them.
+    ``timeout_s``: of its waits for other ranks. It asks nobody for a key, so it listens at that address alone; torch's
+    own socket would listen at all of them.
     """
     if dist.is_initialized():
         message = "this process has a group of ranks already, and can have one at a time"
         raise ConfigError(message, param="runner.devices")
     sock = listen_at(host, 0)
-    port, timeout = sock.getsockname()[1], timedelta(seconds=timeout_s)
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=sock.detach())
+    port, timeout = sock.getsockname()[1], timedelta(seconds=_OWN_STORE_TIMEOUT_S)
+    fd = sock.detach()
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
 
 
 def reach_port(host: str, port: int, timeout_s: float) -> TCPStore:

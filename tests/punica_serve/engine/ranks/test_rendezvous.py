@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.mapped_memory import timeout_of
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rendezvous import join, leave, open_port
 
@@ -52,3 +53,9 @@ def test_the_store_listens_at_its_own_address_alone() -> None:
     socket.create_connection(("127.0.0.1", store.port), 10.0).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port), 10.0)
+
+
+def test_a_leader_has_time_to_reach_its_own_store_however_short_its_waits_are() -> None:
+    """Its process may have no core for longer than that."""
+    store = open_port("127.0.0.1", 1e-3)
+    assert timeout_of(store).total_seconds() == 1e-3
