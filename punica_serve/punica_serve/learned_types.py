@@ -16,7 +16,7 @@ _learning = Lock()
 
 
 def learned(kind: T) -> T:
-    """The same type, of which msgspec knows all now. Whoever gives msgspec a type with structs in it gives this."""
+    """Returns the type once msgspec knows all of its fields. All code that gives msgspec structs passes them here."""
     with _learning:
         msgspec.msgpack.Decoder(kind)
     return kind

@@ -9,5 +9,5 @@ _FEWEST = 6
 
 
 def examples(number: int) -> int:
-    """So many where the profile draws the usual number, and a share of them where it draws fewer."""
+    """``number`` where the profile draws 100, else a share of it, and at least 6."""
     return max(min(number, _FEWEST), number * settings().max_examples // _USUAL)

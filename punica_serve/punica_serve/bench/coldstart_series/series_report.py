@@ -94,7 +94,8 @@ def _shown(settings: SeriesSettings) -> dict[str, object]:
 def _times_table(subject: Subject, settings: SeriesSettings, measured: SeriesMeasured) -> TableData:
     rows = [_row(result, measured) for series in settings.series for result in measured.of(series)]
     link = "emulated" if measured.link is not None and measured.link.is_emulated else "as it is"
-    title = f"coldstart-series: {subject.title}, {settings.seconds:g} s, {settings.projections}, the link {link}"
+    adapters = f"{settings.num_adapters} adapters of {settings.projections}"
+    title = f"coldstart-series: {subject.title}, {settings.seconds:g} s, {adapters}, the link {link}"
     return TableData("series", title, _COLUMNS, rows, _NOTES)
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.process.ctrl_c import ctrl_c_blocked
-from punica_serve.process.death_reason import death_reason
+from punica_serve.process.death_reason import failure_reason
 from punica_serve.process.ending import end_program
 from punica_serve.process.module_command import module_command
 from punica_serve.process.read_chunks import read_lines
@@ -69,7 +69,7 @@ def start_once(
         finally:
             end_program(child)
         if child.returncode or start is None:
-            raise RuntimeError(f"{device} can't be started: {_last_line(errors) or death_reason(child.returncode)}")
+            raise RuntimeError(f"{device} can't be started: {failure_reason(child.returncode, _text(errors))}")
     return start
 
 
@@ -107,7 +107,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return told if isinstance(told, dict) else None
 
 
-def _last_line(errors: IO[bytes]) -> str | None:
+def _text(errors: IO[bytes]) -> str:
     errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else None
+    return errors.read().decode(errors="replace")

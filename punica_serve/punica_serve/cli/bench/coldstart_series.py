@@ -30,8 +30,8 @@ _LINK_HELP = (
     " an emulation; the report has the rate that came about. By default the link is as it is."
 )
 _ADAPTERS_HELP = (
-    "Adapters of each rank in host memory, as many are on the device at a time,"
-    " so lower it for a large model on few GPUs. At least the batch size."
+    "Adapters of each rank in host memory. As many are on the device at a time, so lower it for a large model on few"
+    " GPUs. At least the batch size."
 )
 _TRACE_HELP = "A day of the Azure Functions trace of 2019, for the serverless series, instead of a generated one."
 

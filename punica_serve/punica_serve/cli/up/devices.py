@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from punica_serve.config.device_groups import ranks_of
 from punica_serve.errors import ConfigError
+from punica_serve.process.death_reason import failure_reason
 from punica_serve.process.module_command import module_command
 from punica_serve.process.run import EXIT_USER_MISTAKE, missing_package
 
@@ -31,7 +32,9 @@ def check_devices(devices: Sequence[str]) -> None:
             param="runner.devices",
         ) from None
     if found.returncode != 0:
-        reason = (found.stdout or found.stderr or "its check died").strip().splitlines()[-1]
+        reason = failure_reason(found.returncode, found.stdout or found.stderr)
+        if found.returncode < 0:
+            reason = f"the check of {', '.join(gpus)} was {reason}"
         raise ConfigError(f"{reason}; `runner.devices: [cpu]` serves without a GPU", param="runner.devices")
 
 

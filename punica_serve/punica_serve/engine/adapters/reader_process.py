@@ -154,6 +154,8 @@ class ReaderProcess:
         if not self._lock.acquire(blocking=False):
             return None
         try:
+            if self._child is not None:
+                self._child.look()
             return self._send(path, name, memory)
         finally:
             self._lock.release()

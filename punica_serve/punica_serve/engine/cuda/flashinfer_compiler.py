@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.process.death_reason import failure_reason
 from punica_serve.process.usable_cores import usable_cores
 
 #: Seconds that a module may take to compile.
@@ -64,8 +65,8 @@ class Compilation:
                 self.kill()
                 os.close(self._lifeline)
         if self._process.returncode:
-            last = errors.strip().splitlines()[-1:] or [f"exit code {self._process.returncode}"]
-            raise RuntimeError(f"FlashInfer's kernels can't be compiled here: {last[0]}")
+            reason = failure_reason(self._process.returncode, errors)
+            raise RuntimeError(f"FlashInfer's kernels can't be compiled here: {reason}")
 
     def kill(self) -> None:
         """Ends it with all that it has started, if it still runs."""
