@@ -59,7 +59,7 @@ def test_several_prompts_a_step_are_compared_with_the_most_that_were_measured() 
 
 @pytest.mark.parametrize("kv_heads", [32, 16, 8, 4])
 @pytest.mark.parametrize("num_prefills", [1, 4])
-def test_on_an_h100_ours_serve_all_prompts(kv_heads: int, num_prefills: int) -> None:
+def test_by_the_h100s_table_ours_serve_all_prompts(kv_heads: int, num_prefills: int) -> None:
     table = shipped_table("NVIDIA H100 80GB HBM3")
     assert table is not None
     assert choose(table, Layers(32, kv_heads, 128), num_prefills) == (None, "FlashInfer is nowhere faster")
