@@ -33,6 +33,7 @@ from punica_serve.bench.token_bar import timed
 from punica_serve.engine.adapters.host_loader import no_fetch
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError, RequestFailed
+from punica_serve.process.memory_tuning import frozen_gc
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 
@@ -148,7 +149,8 @@ def run(subject: Subject, settings: ColdstartSettings, progress: Progress) -> Co
             warm, cold = refs[:num_warm], refs[num_warm:]
             if store is not None:
                 cold = [store.remote(ref) for ref in cold]
-            _run_rounds(engine, warm, cold, settings, measured, open_packed, store, progress)
+            with frozen_gc():
+                _run_rounds(engine, warm, cold, settings, measured, open_packed, store, progress)
             if store is not None:
                 measured.store = StoreTimes(store.rate, allowed_s(cold[0].num_bytes, store.rate))
         finally:

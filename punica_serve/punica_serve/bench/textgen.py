@@ -23,6 +23,7 @@ from punica_serve.bench.token_bar import TokenBar, timed
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.launch_times import Phase
 from punica_serve.errors import RequestFailed
+from punica_serve.process.memory_tuning import frozen_gc
 from punica_serve.protocol import AdapterRef, Request
 from punica_serve.workload import Population, RequestLength, Workload, shipped_workload
 
@@ -114,7 +115,8 @@ def run(subject: Subject, settings: TextgenSettings, progress: Progress) -> Text
             with timed(progress, f"{sum(counts.values())} adapters"):
                 stock = _make_adapters(engine, subject, counts, settings.rank, folder, progress)
             _warm_up(engine, stock["host"][-settings.batch_size :], workload)
-            times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
+            with frozen_gc():
+                times, failures = _run_rounds(engine, rows, workload, stock, settings, progress)
             lags_us = engine.launch_lags_us()
         finally:
             engine.close()

@@ -39,16 +39,27 @@ def tune_gc() -> None:
 
 
 @contextmanager
-def tuned_gc() -> Iterator[None]:
-    """``tune_gc`` for the body, a simulation or a measurement; restores the settings afterwards."""
-    thresholds, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    tune_gc()
+def frozen_gc() -> Iterator[None]:
+    """``freeze_gc`` for the body: a measurement in which an engine runs as it does in a worker."""
+    was_frozen = gc.get_freeze_count() > 0
+    freeze_gc()
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
         if not was_frozen:
             gc.unfreeze()
+
+
+@contextmanager
+def tuned_gc() -> Iterator[None]:
+    """``tune_gc`` for the body, a simulation or a measurement; restores the settings afterwards."""
+    thresholds = gc.get_threshold()
+    with frozen_gc():
+        gc.set_threshold(*_RARE)
+        try:
+            yield
+        finally:
+            gc.set_threshold(*thresholds)
 
 
 @contextmanager

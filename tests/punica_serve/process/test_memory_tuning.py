@@ -11,6 +11,7 @@ from memory_samples import anonymous_bytes
 from punica_serve.process import memory_tuning
 from punica_serve.process.memory_tuning import (
     freeze_gc,
+    frozen_gc,
     gc_disabled,
     keep_trimming_heap,
     trim_heap,
@@ -48,6 +49,17 @@ def test_a_tuned_collector_collects_less_often_too() -> None:
     before = gc.get_threshold()
     tune_gc()
     assert all(tuned > usual for tuned, usual in zip(gc.get_threshold(), before, strict=True) if usual)
+
+
+def test_what_was_frozen_for_a_measurement_is_not_afterwards() -> None:
+    before = gc.get_threshold()
+    with frozen_gc():
+        assert gc.get_freeze_count() > 10_000 and gc.get_threshold() == before
+    assert not gc.get_freeze_count()
+    gc.freeze()
+    with frozen_gc():
+        pass
+    assert gc.get_freeze_count(), "others had frozen it"
 
 
 def test_tuned_settings_are_restored_afterwards() -> None:

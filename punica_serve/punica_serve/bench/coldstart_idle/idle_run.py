@@ -24,6 +24,7 @@ from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.memory.byte_arena import arena_num_bytes
 from punica_serve.errors import ConfigError
+from punica_serve.process.memory_tuning import frozen_gc
 from punica_serve.protocol import AdapterRef
 from punica_serve.store.packed_folder import PackedCache
 
@@ -178,7 +179,8 @@ def _engine(
     with timed(progress, f"engine, cold_start {mode}"):
         engine = Engine(_config(subject, settings, mode), str(subject.device), packed_cache=cache)
     try:
-        yield engine
+        with frozen_gc():
+            yield engine
     finally:
         engine.close()
         shutil.rmtree(cache_folder, ignore_errors=True)  # a packed form may still be written

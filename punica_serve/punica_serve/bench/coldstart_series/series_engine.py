@@ -24,6 +24,7 @@ from punica_serve.config.engine_section import ColdStart, EngineConfig
 from punica_serve.engine.adapters.host_cache import SHARED_BYTES
 from punica_serve.engine.adapters.packing import packed_num_bytes
 from punica_serve.engine.engine import Engine
+from punica_serve.process.memory_tuning import frozen_gc
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.workload import RequestLength, alpaca_like_lengths
 
@@ -42,7 +43,8 @@ def series_engine(
     with timed(progress, f"engine, cold_start {mode}"):
         engine = subject.open_engine(config)
     try:
-        yield SeriesEngine(engine, subject, settings, progress)
+        with frozen_gc():
+            yield SeriesEngine(engine, subject, settings, progress)
     finally:
         engine.close()
 

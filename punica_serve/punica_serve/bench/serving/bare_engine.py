@@ -19,6 +19,7 @@ from punica_serve.bench.token_bar import TokenBar
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
+from punica_serve.process.memory_tuning import frozen_gc
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
 
 
@@ -38,13 +39,14 @@ class BareEngine:
 
     def closed_loop(self, requests: Sequence[ServedRequest], num_clients: int, bar: TokenBar) -> list[ServedTimes]:
         """The times of all requests. Raises RequestFailed."""
-        loop = ClosedLoopClients(engine_requests(requests, self._adapters), num_clients)
+        with frozen_gc():
+            loop = ClosedLoopClients(engine_requests(requests, self._adapters), num_clients)
 
-        def on_step(output: StepOutput) -> None:
-            loop.on_step(output)
-            bar.on_step(output)
+            def on_step(output: StepOutput) -> None:
+                loop.on_step(output)
+                bar.on_step(output)
 
-        drive(self._engine, loop, on_step)
+            drive(self._engine, loop, on_step)
         return loop.times
 
     def close(self) -> None:
