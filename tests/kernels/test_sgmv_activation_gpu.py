@@ -68,7 +68,7 @@ def check(case: Case, relative_error: RelativeError) -> None:
         *(([1, 17, 0, 2, 1, 1], [12, 24, 8, 0, 8, 0], 24, dtype) for dtype in TOLERANCES),
         ([1] * 3, [16, 72, 136], 200, torch.float32),
         ([40, 1], [40, 8], 130, torch.float16),
-        ([3], [0], 16, torch.float32),
+        *(([3], [0], 16, dtype) for dtype in TOLERANCES),
         ([1000, 17, 0, 2, 1, 1], [12, 40, 8, 0, 8, 136], 40, torch.float16),
         pytest.param([1] * 3, [16, 72, 136], 200, torch.float16, marks=pytest.mark.slow),
         pytest.param([40, 1], [40, 8], 130, torch.float32, marks=pytest.mark.slow),
