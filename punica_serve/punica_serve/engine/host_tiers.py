@@ -50,8 +50,6 @@ class HostTiers:
             if assist is not None:
                 opened.callback(assist.close)
             store = PackedStore(packed_cache, parts.share, parts.dtype, memory) if packed_cache else None
-            if store is not None:
-                store.start_process(0.0)  # else the first loads would wait for its start and its mapping
             opened.pop_all()
         return cls(cache, assist, store)
 

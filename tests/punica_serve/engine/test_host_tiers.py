@@ -1,19 +1,14 @@
 """An engine's adapters on its host are opened together, or not at all."""
 
-import select
-import signal
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from punica_serve.config.engine_section import EngineConfig
-from punica_serve.engine.adapters.packed_header import PackedName
 from punica_serve.engine.engine import Engine
 from punica_serve.errors import ConfigError
 from punica_serve.store.packed_folder import PackedCache
-from waits import DEADLINE_S
 
 
 def test_a_start_that_fails_after_its_processes_were_started_ends_them(tiny_llama: Path, tmp_path: Path) -> None:
@@ -22,23 +17,6 @@ def test_a_start_that_fails_after_its_processes_were_started_ends_them(tiny_llam
     with pytest.raises(ConfigError, match="data_folder"):
         Engine(EngineConfig(model=tiny_llama, cold_start="cpu_assist"), packed_cache=PackedCache(no_folder, 1 << 20))
     assert _pools() == before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no memory files")
-def test_packed_adapters_have_a_reader_process_before_the_first_load(tiny_llama: Path, tmp_path: Path) -> None:
-    engine = Engine(EngineConfig(model=tiny_llama), "cpu", packed_cache=PackedCache(tmp_path / "cache", 1 << 20))
-    store = engine._opening.tiers.packed_store
-    assert store is not None and store._process is not None
-    child = store._process._child
-    assert child is not None and select.select([child.control], [], [], DEADLINE_S)[0], "it says that it is ready"
-    room = engine.host_cache.reserve(4096)
-    assert room is not None
-    reads = store._process.begin_at_once(tmp_path / "none", PackedName("layout", "0" * 64), room.memory)
-    assert reads is not None
-    with reads:
-        pass
-    engine.close()
-    assert child.popen.returncode == -signal.SIGKILL
 
 
 def _pools() -> set[threading.Thread]:

@@ -1,6 +1,6 @@
 """Starts, watches and ends the process that reads packed files for a worker.
 
-It is started with the engine, and with a load some time after it has died. While it is not ready, threads of the worker
+It is started with the first load, and again some time after it has died. While it is not ready, threads of the worker
 read. It ends with its worker, in which it has nothing that would be lost.
 
 A load that gets nothing for a moment asks the system whether the process was stopped, as by SIGSTOP, and after a while

@@ -1,6 +1,7 @@
 """A process reads packed files into the host cache's memory."""
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.lora_pool import LoraPool
 from punica_serve.engine.adapters.packed_file import PackedLayout
+from punica_serve.engine.adapters.packed_header import PackedName
 from punica_serve.engine.adapters.packing import packed_memory
 from punica_serve.engine.adapters.range_reader import RangeReader
 from punica_serve.engine.adapters.reader import AdapterReader
@@ -163,8 +165,27 @@ def test_an_engines_loads_come_from_its_process_which_ends_with_it(
             thread_reads.clear()
         said.append(run_requests(engine, requests[1]))
         child = store._process._child
-        assert child is not None and not thread_reads
+        assert (child is not None) is is_packed and not thread_reads
         store._writer.submit(lambda: None).result(DEADLINE_S)
         engine.close()
-        assert child.popen.returncode == -signal.SIGKILL
+        assert child is None or child.popen.returncode == -signal.SIGKILL
     assert said[:2] == said[2:] and not any(failures for _, failures in said)
+
+
+def test_the_first_load_after_a_reader_process_has_become_ready_begins_at_once(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    engine = Engine(EngineConfig(model=tiny_llama), "cpu", packed_cache=PackedCache(tmp_path / "cache", 1 << 20))
+    store = engine._opening.tiers.packed_store
+    assert store is not None and store._process is not None
+    store.start_process(0.0)
+    child = store._process._child
+    assert child is not None and select.select([child.control], [], [], DEADLINE_S)[0], "it says that it is ready"
+    room = engine.host_cache.reserve(4096)
+    assert room is not None
+    reads = store._process.begin_at_once(tmp_path / "none", PackedName("layout", "0" * 64), room.memory)
+    assert reads is not None
+    with reads:
+        pass
+    engine.close()
+    assert child.popen.returncode == -signal.SIGKILL
