@@ -144,8 +144,16 @@ def _load_gb_per_s(subject: Subject, rank: int, progress: Progress) -> float:
             warm_s = statistics.median(_first_token_s(engine, ref) for ref in refs)
     finally:
         engine.close()
-    least_s = first.num_bytes / (_FASTEST_GB_PER_S * 1e9)
-    return round(first.num_bytes / max(cold_s - warm_s, least_s) / 1e9, 3)
+    return load_gb_per_s(first.num_bytes, cold_s - warm_s)
+
+
+def load_gb_per_s(num_bytes: int, load_s: float) -> float:
+    """To four digits, so that the rate of a small adapter on a slow machine isn't rounded to nothing.
+
+    A load that took no time at all, as noise has it, was as fast as the fastest.
+    """
+    rate = num_bytes / load_s / 1e9 if load_s > 0 else _FASTEST_GB_PER_S
+    return float(f"{min(rate, _FASTEST_GB_PER_S):.4g}")
 
 
 def _first_token_s(engine: Engine, ref: AdapterRef) -> float:

@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.bench.batching import BatchingMeasured, DecodeTime
-from punica_serve.bench.profile import decode_times, measure_profile
+from punica_serve.bench.profile import decode_times, load_gb_per_s, measure_profile
 from punica_serve.bench.subject import Subject
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
@@ -57,3 +57,11 @@ def test_contexts_that_the_kv_cache_does_not_hold_are_extrapolated() -> None:
     decodes = tuple(DecodeTime("none", context, size, ms / 1e3, context) for size, context, ms in rows)
     times = decode_times(BatchingMeasured((), decodes), (128, 512, 2048))
     assert (times.batch, times.ms) == ((1, 8), ((4.0, 4.4, 6.0), (5.0, 6.0, 10.0))), "64 rows have one context only"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "load_s", "gb_per_s"),
+    [(80_000_000, 0.0016, 50.0), (20_000, 0.3, 6.667e-05), (20_000, 0.0, 1000.0), (20_000, -0.1, 1000.0)],
+)
+def test_a_load_has_a_rate_however_slow_or_short(num_bytes: int, load_s: float, gb_per_s: float) -> None:
+    assert load_gb_per_s(num_bytes, load_s) == gb_per_s
