@@ -148,6 +148,7 @@ class StepLoop:
         self._epoch = epoch
         self._applied_seq = 0
         self._reported.reset()
+        self._engine.prefix_hints.reset()
 
     def _failed(self, request_ids: tuple[str, ...], *, permanent: bool, error: PunicaError) -> list[Report]:
         """Reports requests that the engine has dropped or refused."""
@@ -204,5 +205,5 @@ class StepLoop:
             num_known_kv_pages=self._engine.num_known_kv_pages,
             prefix_cache_queries=num_queries,
             prefix_cache_hits=num_hits,
-            prefix_hints=self._engine.take_prefix_hints(),
+            prefix_hints=self._engine.prefix_hints.take(),
         )

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from punica_runner import worker
+from punica_serve.paging.prefix_hints import PrefixHints
 
 
 class Engine:
@@ -27,10 +28,8 @@ class Engine:
     kv_window = None
     num_lora_pages = {"qkv": 8}  # noqa: RUF012
 
+    prefix_hints = PrefixHints()
     host_cache = SimpleNamespace(take_changes=lambda: ((), ()))
-
-    def take_prefix_hints(self) -> tuple[int, ...]:
-        return ()
 
     def __init__(self, config: Any, device: str, fetch: Any, packed_cache: Any, **group: Any) -> None:
         self.behaviour = device

@@ -9,6 +9,7 @@ from punica_serve.engine.adapters.packing import PackedAdapter
 from punica_serve.engine.memory.pinned_memory import HostMemory
 from punica_serve.engine.step_output import Failure, GeneratedToken, StepOutput
 from punica_serve.errors import InvalidRequest, RequestFailed
+from punica_serve.paging.prefix_hints import PrefixHints
 from punica_serve.protocol import (
     AdapterRef,
     AdaptersCached,
@@ -39,15 +40,12 @@ class ScriptedEngine:
     num_shared_kv_pages: int = 0
     num_known_kv_pages: int = 0
     prefix_tokens: tuple[int, int] = (0, 0)
-    prefix_hints: tuple[int, ...] = ()
+    prefix_hints: PrefixHints = field(default_factory=PrefixHints)
     calls: list[tuple[str, str]] = field(default_factory=list)
     rejects: bool = False
     #: Requests left in the engine by mistake.
     num_requests: int = 0
     host_cache: HostCache = field(default_factory=lambda: HostCache(HostMemory(1 << 20)))
-
-    def take_prefix_hints(self) -> tuple[int, ...]:
-        return self.prefix_hints
 
     def add(self, request: Request, *, may_move: bool) -> None:
         assert may_move
@@ -144,14 +142,12 @@ def test_tokens_are_reported_by_assignment(loop: StepLoop, engine: ScriptedEngin
 
 def test_shared_pages_and_cached_tokens_are_reported(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.num_shared_kv_pages, engine.num_known_kv_pages, engine.prefix_tokens = 2, 4, (30, 20)
-    engine.prefix_hints = (7, 8)
     engine.outputs = [replace(ran(("b", 0, 11), ("a", 0, 12)), cached=(("b", 16),), finished=(("b", "length"),))]
     report = last_report(loop, start(1, "a"), start(2, "b"))
     assert isinstance(report, StepReport)
     assert report.cached == ((2, 16),)
     assert (report.num_shared_kv_pages, report.num_known_kv_pages) == (2, 4)
     assert (report.prefix_cache_queries, report.prefix_cache_hits) == (30, 20)
-    assert report.prefix_hints == (7, 8)
 
 
 def test_logprobs_are_a_column_of_their_own_where_any_request_asked(loop: StepLoop, engine: ScriptedEngine) -> None:
@@ -214,9 +210,11 @@ def test_the_resident_adapters_are_reported_when_they_change(loop: StepLoop, eng
 def test_a_reset_drops_all_and_tells_all_again_in_its_epoch(loop: StepLoop, engine: ScriptedEngine) -> None:
     engine.resident_adapters = ("d1",)
     last_report(loop, start(1, "a"), start(2, "b"))
+    engine.prefix_hints.note(7)
+    assert last_report(loop, start(3, "c")).prefix_hints == (7,)
     report = last_report(loop, Reset(4))
-    assert sorted(engine.calls[2:]) == [("cancel", "a"), ("cancel", "b")]
-    assert (report.epoch, report.applied_seq, report.resident) == (4, 0, ("d1",))
+    assert sorted(engine.calls[3:]) == [("cancel", "a"), ("cancel", "b"), ("cancel", "c")]
+    assert (report.epoch, report.applied_seq, report.resident, report.prefix_hints) == (4, 0, ("d1",), (7,))
     assert last_report(loop, start(1, "a")).epoch == 4
 
 

@@ -33,6 +33,7 @@ from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from punica_serve.paging.kv_window import kv_window_of
 from punica_serve.paging.model_digest import prefix_caching_of
 from punica_serve.paging.prefix_hash import prefix_hash
+from punica_serve.paging.prefix_hints import PrefixHints
 from punica_serve.process.start_clock import StartClock, StartTimes
 from punica_serve.protocol import AdapterRef, LoraGroup, Request
 from punica_serve.store.packed_folder import PackedCache
@@ -123,9 +124,10 @@ class Engine:
         """Tokens of all requests that were admitted to share pages, and those of them that were found."""
         return self._cache.prefixes.num_queries, self._cache.prefixes.num_hits
 
-    def take_prefix_hints(self) -> tuple[int, ...]:
-        """The beginnings of prompts that have become known or were found since the last call, the newest ones."""
-        return self._cache.prefixes.take_hints()
+    @property
+    def prefix_hints(self) -> PrefixHints:
+        """The beginnings of prompts that have become known or were found."""
+        return self._cache.prefixes.hints
 
     @property
     def num_lora_pages(self) -> dict[LoraGroup, int]:

@@ -1,12 +1,12 @@
 """Which pages a request finds, takes and leaves behind: one rulebook for the engine and the simulator."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from punica_serve.batching_rules import pages_for
 from punica_serve.paging.page_rule import first_kept_page
 from punica_serve.paging.prefix_hash import HINT_PAGES, PrefixHash, hint_of
+from punica_serve.paging.prefix_hints import PrefixHints
 from punica_serve.paging.shared_pages import SharedPagePool
 
 
@@ -36,8 +36,6 @@ class PageHolder(Protocol):
 
 HolderT = TypeVar("HolderT", bound=PageHolder)
 
-#: The most hints that a worker tells in a report.
-MAX_HINTS_TOLD = 64
 #: The tokens of a prompt that a GPU computes in about the time of a step without any.
 _STEP_TOKENS = 128
 
@@ -52,15 +50,7 @@ class PrefixCache:
         self._window = window
         #: Tokens of requests that were admitted, and those of them that were found.
         self.num_queries = self.num_hits = 0
-        self._hints: deque[int] = deque(maxlen=MAX_HINTS_TOLD)
-
-    def take_hints(self) -> tuple[int, ...]:
-        """The beginnings that have become known or were found since the last call, the newest ones."""
-        if not self._hints:
-            return ()
-        hints = tuple(self._hints)
-        self._hints.clear()
-        return hints
+        self.hints = PrefixHints()
 
     def num_held(self, holder: PageHolder) -> int:
         """Pages that it would find and that others hold, so that it would take no free pages for them."""
@@ -155,7 +145,7 @@ class PrefixCache:
             for num_pages in HINT_PAGES:
                 if first < num_pages <= end:
                     (key,) = holder.prefix_hash.keys(holder.known_ids, num_pages, num_pages - 1)
-                    self._hints.append(hint_of(key))
+                    self.hints.note(hint_of(key))
 
     def _find(self, holder: PageHolder) -> tuple[int, list[int]]:
         """Known pages that spare it computing what comes before their end, and where in its table they begin.

@@ -178,6 +178,7 @@ class SimulatedWorker:
         self._epoch = epoch
         self._applied_seq = 0
         self._reported.reset()
+        self._gpu.prefixes.hints.reset()
 
     def _failed(self, assignment: AssignmentId, error: InvalidRequest) -> AssignmentsFailed:
         return AssignmentsFailed(
@@ -207,5 +208,5 @@ class SimulatedWorker:
             num_known_kv_pages=self._gpu.num_known_kv_pages,
             prefix_cache_queries=self._gpu.prefixes.num_queries,
             prefix_cache_hits=self._gpu.prefixes.num_hits,
-            prefix_hints=self._gpu.prefixes.take_hints(),
+            prefix_hints=self._gpu.prefixes.hints.take(),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from punica_serve.paging import prefix_hash as prefix_hash_module
-from punica_serve.paging.prefix_cache import MAX_HINTS_TOLD, PrefixCache
+from punica_serve.paging.prefix_cache import PrefixCache
 from punica_serve.paging.prefix_hash import BLOCK_PAGES, PrefixHash, hints_of, prefix_hash
 from punica_serve.paging.shared_pages import SharedPagePool
 from punica_serve.protocol import PrefixCaching, Request, SamplingParams
@@ -48,21 +48,10 @@ def test_beginnings_are_told_when_they_become_known_and_when_they_are_found() ->
     cache, tokens = PrefixCache(pool, 4), tuple(range(1, 23))
     assert _run(cache, pool, tokens) == 0
     hints = hints_of(_request(tokens), SETTINGS, 4, tokens)
-    assert len(hints) == 3 and cache.take_hints() == hints
-    assert cache.take_hints() == ()
+    assert len(hints) == 3 and cache.hints.take() == hints
+    assert cache.hints.take() == ()
     assert _run(cache, pool, (*tokens[:17], 90, 91)) == 16
-    assert cache.take_hints() == hints
-
-
-def test_a_report_has_the_newest_of_many() -> None:
-    pool = SharedPagePool(400)
-    cache = PrefixCache(pool, 4)
-    for number in range(100):
-        _run(cache, pool, (number, 1, 2, 3, 4))
-    newest = (99, 1, 2, 3, 4)
-    hints = cache.take_hints()
-    assert len(hints) == MAX_HINTS_TOLD
-    assert hints[-1:] == hints_of(_request(newest), SETTINGS, 4, newest)
+    assert cache.hints.take() == hints
 
 
 def test_a_long_prompt_is_hashed_no_further_than_others_have_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +95,12 @@ def test_under_a_window_a_prefix_is_found_by_the_pages_that_its_next_row_sees() 
     assert _run(cache, pool, tokens) == 0
     keys = prefix_hash(_request(tokens), SETTINGS, 4).keys(tokens, 9)
     pool.forget_keys(keys[:7])
-    assert len(cache.take_hints()) == 4
+    assert len(cache.hints.take()) == 4
     holder = _Holder(tokens, prefix_hash(_request(tokens), SETTINGS, 4))
     cache.admit(holder)
     assert (holder.num_cached, holder.num_released, len(holder.pages)) == (36, 7, 9)
     assert len(set(holder.pages[7:])) == 2
-    assert cache.take_hints() == hints_of(_request(tokens), SETTINGS, 4, tokens)[3:], "that of eight pages alone"
+    assert cache.hints.take() == hints_of(_request(tokens), SETTINGS, 4, tokens)[3:], "that of eight pages alone"
     pool.check_invariants(holder.pages[7:])
     cache.release(holder)
     pool.check_invariants([])

@@ -16,6 +16,7 @@ from punica_serve.protocol import (
     AssignmentsFailed,
     Forget,
     KvWindow,
+    PrefixCaching,
     Request,
     Reset,
     StartRequest,
@@ -107,6 +108,16 @@ def test_adapters_are_reported_when_loaded_and_again_after_a_reset(worker: Simul
     assert isinstance(report, StepReport)
     assert (report.epoch, report.applied_seq, report.free_kv_pages, report.resident) == (5, 0, 32, ("a",))
     assert worker.num_requests == 0
+
+
+def test_a_reset_has_known_prefixes_told_again(profile: PerformanceProfile) -> None:
+    info = gpu_info(prefix_caching=PrefixCaching("simulated"))
+    worker = SimulatedWorker(info, StepTimeModel(profile), prefill_budget=PrefillBudget(64), vocab_size=VOCAB_SIZE)
+    worker.apply([_start(1, 10, make_request(1, 40))], 0.0)
+    told = _step(worker).prefix_hints
+    assert told and _step(worker).prefix_hints == ()
+    [report] = worker.apply([Reset(5)], 0.0)
+    assert isinstance(report, StepReport) and report.prefix_hints == told
 
 
 def test_prefetches_and_evictions_are_reported(worker: SimulatedWorker) -> None:
