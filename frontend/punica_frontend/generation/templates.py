@@ -44,6 +44,8 @@ _MAX_BANS = 4_096
 #: With one text at a time more threads would idle, yet count as the process's memory.
 _NO_THREADS = {"TOKENIZERS_PARALLELISM": "false"}
 
+_decode_answer = msgspec.msgpack.Decoder(learned(Answer)).decode
+
 
 class TemplateRenderer:
     """A few worker processes, started on first use. ``aclose`` ends them."""
@@ -198,7 +200,7 @@ async def _next_answer(process: asyncio.subprocess.Process) -> Answer | None:
         body = await process.stdout.readexactly(body_bytes(head))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    answer: Answer = msgspec.msgpack.decode(body, type=learned(Answer))
+    answer: Answer = _decode_answer(body)
     return answer
 
 

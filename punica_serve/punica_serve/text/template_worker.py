@@ -47,6 +47,8 @@ MAX_MEMORY_BYTES = 256 << 20
 _ENCODE_BYTES = 160
 _ENCODE_CPU_S = 4e-6
 
+_decode_job = msgspec.msgpack.Decoder(learned(Job)).decode
+
 
 def main() -> None:
     folder, max_context = sys.argv[1:]
@@ -122,5 +124,5 @@ def _next_job(pipe: BinaryIO) -> Job | None:
     head = pipe.read(LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:
         return None
-    job: Job = msgspec.msgpack.decode(pipe.read(body_bytes(head)), type=learned(Job))
+    job: Job = _decode_job(pipe.read(body_bytes(head)))
     return job

@@ -43,6 +43,9 @@ class ReadJob(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
+_decode_job = msgspec.msgpack.Decoder(learned(ReadJob)).decode
+
+
 def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     end_with_parent()
@@ -56,7 +59,7 @@ def main(arguments: list[str]) -> None:
     with suppress(ConnectionError):  # the worker may be gone already
         control.send(b"r")
         while message := control.recv(MAX_MESSAGE_BYTES):
-            job = msgspec.msgpack.decode(message, type=learned(ReadJob))
+            job = _decode_job(message)
             part, path = memory[job.offset : job.offset + job.num_bytes], Path(os.fsdecode(job.path))
             reads = ChunkJob(path, job.name, part, lanes[job.lane], piece_bytes=PIECE_BYTES)
             submit(threads, reads.begin, threads, options.threads)

@@ -32,6 +32,9 @@ class _Header(msgspec.Struct, frozen=True):
     checksums: tuple[bytes, ...]
 
 
+_decode_header = msgspec.msgpack.Decoder(learned(_Header)).decode
+
+
 def encode_header(name: PackedName, checksums: tuple[bytes, ...]) -> bytes:
     """One block."""
     body = msgspec.msgpack.encode(_Header(name.layout, name.adapter, checksums))
@@ -76,6 +79,6 @@ def _decode(block: bytes) -> _Header:
     if xxhash.xxh3_128_digest(body) != block[length_end:start]:
         raise PackedFileInvalid("its header is damaged")
     try:
-        return msgspec.msgpack.decode(body, type=learned(_Header))
+        return _decode_header(body)
     except msgspec.DecodeError as error:
         raise PackedFileInvalid(str(error)) from error
