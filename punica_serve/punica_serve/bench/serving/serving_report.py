@@ -50,7 +50,7 @@ def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_nam
     """The table and the picture of one run."""
     level = settings.level
     notes = (
-        f"{settings.load}; rank {settings.rank}; every adapter was used before",
+        f"{settings.load}; {settings.adapters}; every adapter was used before",
         f"the SLO: first token within {level.first_token_s * 1e3:g} ms and"
         f" {level.per_token_s * 1e3:g} ms for each later token on average",
     )

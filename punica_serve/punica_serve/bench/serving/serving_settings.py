@@ -59,3 +59,8 @@ class ServingSettings:
         if self.rate_per_s is not None:
             return f"Poisson arrivals, {self.rate_per_s:g} requests/s"
         return f"closed loop of {self.num_clients} clients"
+
+    @property
+    def adapters(self) -> str:
+        """The adapters in words. Their rank is another server's own affair."""
+        return f"rank {self.rank}" if self.url is None else f"the adapters {self.adapter_name!r} of {self.url}"

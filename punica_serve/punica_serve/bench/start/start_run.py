@@ -35,20 +35,21 @@ class StartSettings:
 
 
 def run(settings: StartSettings, progress: Progress) -> Report:
-    """Measures the starts in turn. One that fails ends the benchmark, and is told."""
+    """Measures the starts in turn. A device or group that fails is told, and is not started again."""
     task = progress.add_task("starts", total=2 * (settings.num_rounds + 1))
     starts: dict[str, list[Start]] = {device: [] for device in settings.devices}
-    failures = []
-    try:
-        for number in range(settings.num_rounds + 1):
-            for device, measured in starts.items():
+    failures: dict[str, str] = {}
+    for number in range(settings.num_rounds + 1):
+        for device in [each for each in starts if each not in failures]:
+            try:
                 start = start_once(settings.config, device, settings.timeout_s, partial(_show, progress, task, device))
-                if number:
-                    measured.append(start)
-                progress.advance(task)
-    except RuntimeError as error:
-        failures.append(f"{error}")
-    return make_report(settings, starts, failures)
+            except RuntimeError as error:
+                failures[device] = f"{error}"
+                continue
+            if number:
+                starts[device].append(start)
+            progress.advance(task)
+    return make_report(settings, starts, list(failures.values()))
 
 
 def _show(progress: Progress, task: TaskID, device: str, phases: Phases) -> None:

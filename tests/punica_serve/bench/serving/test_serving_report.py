@@ -18,6 +18,8 @@ def test_the_report_tells_the_load_and_the_failures() -> None:
     assert report.tables[0].notes[0].startswith("closed loop of 8 clients; rank 16")
     assert report.failures == ["ours, base, http: 1 of 2 requests failed, the first: HTTP 429: full"]
     assert make_report([], SETTINGS, "m").tables[0].records == []
+    there = make_report([], replace(SETTINGS, url="http://other:8000"), "m").tables[0].notes[0]
+    assert "rank" not in there and "the adapters 'dummy-{}' of http://other:8000" in there
 
 
 def test_long_prompts_that_fail_are_failures() -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
+from punica_serve.bench.start import start_run
 from punica_serve.bench.start.start_run import StartSettings, make_report, run
 from punica_serve.bench.start.started_engine import Start
 from punica_serve.config.engine_section import EngineConfig
@@ -45,6 +46,24 @@ def test_medians_are_compared(tiny_llama: Path) -> None:
         ("cpu,cpu", 1, 6.0, 3.0, 1.5, 1.5),
     ]
     assert report.facts == {"group over one device": 1.5}
+
+
+def test_one_that_fails_is_not_started_again_and_costs_the_other_nothing(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def start(config: EngineConfig, device: str, *_: object) -> Start:
+        begun.append(device)
+        if device == "cpu,cpu":
+            raise RuntimeError("cpu,cpu can't be started")
+        return Start(3.0, [{"imports": 2.0}])
+
+    monkeypatch.setattr(start_run, "start_once", start)
+    report = run(_settings(tiny_llama, 2), Progress(disable=True))
+    assert begun == ["cpu", "cpu,cpu", "cpu", "cpu"]
+    assert report.failures == ["cpu,cpu can't be started"]
+    assert report.tables[0].rows == [("cpu", 0, 3.0, 2.0, 1.0)] and not report.facts
 
 
 def test_a_start_that_fails_is_told(tiny_llama: Path) -> None:
