@@ -103,3 +103,16 @@ def test_an_interrupt_that_no_command_catches_prints_no_traceback(monkeypatch: p
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == cli.EXIT_INTERRUPTED
+
+
+def test_a_fault_in_native_code_leaves_its_stacks_on_stderr() -> None:
+    fault = "import os, signal; from punica_serve.cli import commands, main;"
+    fault += "commands.run = lambda: os.kill(os.getpid(), signal.SIGSEGV); main()"
+    ended = subprocess.run([sys.executable, "-c", fault], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGSEGV
+    assert ended.stderr.startswith("Fatal Python error: Segmentation fault"), ended.stderr
+
+
+def test_a_command_whose_stderr_is_closed_still_runs() -> None:
+    command = ["bash", "-c", '"$0" -m punica_serve.cli --version 2>&-', sys.executable]
+    assert subprocess.run(command, stdout=subprocess.PIPE, timeout=60).returncode == 0
