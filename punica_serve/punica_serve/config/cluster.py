@@ -31,13 +31,14 @@ from punica_serve.process.logs import LogFormat
 
 
 def _default_data_folder() -> Path:
-    """The data folder by the XDG convention. Raises ConfigError."""
+    """The data folder by the XDG convention, by which relative folders count as not set. Raises ConfigError."""
+    if (home := Path(os.environ.get("XDG_DATA_HOME", ""))).is_absolute():
+        return home / "punica-serve"
     try:
-        home = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+        return Path("~/.local/share/punica-serve").expanduser()
     except RuntimeError as error:
         message = "`data_folder` is not set and the user has no home folder; set `data_folder` or XDG_DATA_HOME"
         raise ConfigError(message, param="data_folder") from error
-    return Path(home) / "punica-serve"
 
 
 class ClusterConfig(ConfigModel):

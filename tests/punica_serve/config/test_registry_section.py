@@ -22,6 +22,8 @@ def test_the_data_folder_is_where_the_desktop_keeps_such(tmp_path: Path, monkeyp
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parsed(tmp_path).data_folder == tmp_path / ".local/share/punica-serve"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert parsed(tmp_path).data_folder == tmp_path / ".local/share/punica-serve", "as the convention has it"
 
 
 def test_a_user_without_a_home_must_name_a_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
