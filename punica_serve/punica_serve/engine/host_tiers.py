@@ -50,6 +50,8 @@ class HostTiers:
             if assist is not None:
                 opened.callback(assist.close)
             store = PackedStore(packed_cache, parts.share, parts.dtype, memory) if packed_cache else None
+            if store is not None and memory.is_whole:
+                store.start_process(0.0)  # it maps all of the memory, beside which the first loads would be slow
             opened.pop_all()
         return cls(cache, assist, store)
 

@@ -1,7 +1,8 @@
 """Starts, watches and ends the process that reads packed files for a worker.
 
-It is started with the first load, and again some time after it has died. While it is not ready, threads of the worker
-read. It ends with its worker, in which it has nothing that would be lost.
+It is started with the engine of a GPU, whose host memory it maps, else with the first load, and again some time after
+it has died. While it is not ready, threads of the worker read. It ends with its worker, in which it has nothing that
+would be lost.
 
 A load that gets nothing for a moment asks the system whether the process was stopped, as by SIGSTOP, and after a while
 whether all of its threads sleep, as in a deadlock. If so, it is killed, and threads read what is left. A process whose
