@@ -21,6 +21,8 @@ class Watchdog:
         self._step_timeout_s = step_timeout_s
         self._num_pings = 0
         self._newest = Pong(number=0, num_turns=0)
+        #: It has come since the last verdict.
+        self._is_new = False
         self._answers = StallDetector(0, _NUM_PINGS + 1)
         self._turns = StallDetector(0, math.ceil(step_timeout_s / self.interval_s) + 1)
 
@@ -30,12 +32,14 @@ class Watchdog:
         return Ping(self._num_pings)
 
     def answered(self, pong: Pong) -> None:
-        self._newest = pong
+        self._newest, self._is_new = pong, True
 
     def verdict(self) -> str | None:
         """Returns why the worker must be killed, or None. Call it before each ping."""
         if self._answers.observe(self._newest.number):
             return f"it has answered no ping for {self._silence_timeout_s:g} s"
-        if self._turns.observe(self._newest.num_turns):
+        # An answer that was looked at before says nothing more about turns.
+        if self._is_new and self._turns.observe(self._newest.num_turns):
             return f"it has made no step for {self._step_timeout_s:g} s, though a request could run"
+        self._is_new = False
         return None

@@ -42,5 +42,21 @@ def test_a_worker_whose_step_loop_stalls_is_killed_after_the_timeout() -> None:
     assert told == [None] * 10 + ["it has made no step for 8 s, though a request could run"]
 
 
+def test_answers_that_are_late_say_nothing_about_turns() -> None:
+    """Each one comes three pings late, though the worker makes a turn between any two pings."""
+    dog = Watchdog(silence_timeout_s=4.0, step_timeout_s=0.5)
+    for number in range(1, 40, 4):
+        assert verdicts(dog, 4) == [None] * 4
+        dog.answered(Pong(number, number))
+
+
+def test_a_stalled_step_loop_is_found_by_answers_that_are_late() -> None:
+    dog = Watchdog(silence_timeout_s=4.0, step_timeout_s=0.5)
+    for number in (1, 3, 5):
+        assert verdicts(dog, 2) == [None] * 2
+        dog.answered(Pong(number, 7))
+    assert verdicts(dog, 1) == ["it has made no step for 0.5 s, though a request could run"]
+
+
 def test_a_turn_in_time_starts_the_patience_over() -> None:
     assert verdicts(watchdog(), 14, turns=[7] * 7 + [8] * 7) == [None] * 14
