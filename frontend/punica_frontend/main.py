@@ -69,7 +69,13 @@ async def serve(
         model, tokenizer, shared = await _read_models(config, checked)
         async with (
             registry_when_available(
-                config.registry_url, shared, listener=listener, max_connections=max_connections, drain=drain, tls=https
+                config.registry_url,
+                shared,
+                listener=listener,
+                max_connections=max_connections,
+                drain=drain,
+                tls=https,
+                deadline_s=config.registry.timeout_s,
             ) as registry,
             aclosing(_renderer(config, model, tokenizer)) as templates,
             closing_spans(sink),

@@ -94,14 +94,21 @@ def test_a_pin_outlives_the_worker_that_held_it(own_cluster: UpCluster, tmp_path
     wait_until(lambda: len(api.show("pinned")["residency"]["hosts"]) == 2)
 
 
-def test_a_locked_registry_stops_registrations_and_nothing_else(own_cluster: UpCluster, tmp_path: Path) -> None:
-    api = Api(own_cluster)
+@pytest.fixture
+def impatient_cluster(run_demo: Start) -> Iterator[UpCluster]:
+    """It waits ten seconds for a lock of its registry's."""
+    with run_demo(registry={"timeout_s": 20.0}) as cluster:
+        yield cluster
+
+
+def test_a_locked_registry_stops_registrations_and_nothing_else(impatient_cluster: UpCluster, tmp_path: Path) -> None:
+    api = Api(impatient_cluster)
     assert api.upload("before", variant(tmp_path, "roman")).status_code == 201
     with contextlib.closing(sqlite3.connect(api.data / "registry.db", isolation_level=None)) as database:
         database.execute("BEGIN EXCLUSIVE")
         answer = api.upload("during", variant(tmp_path, "hex"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "registry_unavailable")
-        assert "Retry-After" in answer.headers
+        assert answer.headers["Retry-After"] == "20", "the time that the config gives the database"
         assert api.text("before") == ANSWERS["roman"]
         database.execute("ROLLBACK")
     assert api.upload("during", variant(tmp_path, "hex")).status_code == 201

@@ -18,6 +18,7 @@ from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.config.registry_section import RegistryConfig
 from punica_serve.errors import AdapterRejected, ConfigError, ModelRejected
 from punica_serve.process.run import Drain
 from punica_serve.protocol import Deliveries, Ending, Limits
@@ -45,7 +46,10 @@ def config(tmp_path: Path, tokenizer: Tokenizer) -> ClusterConfig:
     tokenizer._backend.save(str(folder / "tokenizer.json"))
     roman = write_random_adapter(tmp_path / "roman", read_model_config(folder), rank=2, seed=1)
     return ClusterConfig(
-        data_folder=tmp_path, engine=EngineConfig(model=folder), adapters={"roman": roman, "broken": tmp_path / "none"}
+        data_folder=tmp_path,
+        engine=EngineConfig(model=folder),
+        adapters={"roman": roman, "broken": tmp_path / "none"},
+        registry=RegistryConfig(timeout_s=60.0),
     )
 
 

@@ -48,7 +48,7 @@ def launch(
         "engine": {"model": "demo:model"},
         "frontend": {"port": port, **settings},
         "data_folder": str(folder),
-        "registry": {"url": registry_url},
+        "registry": {"url": registry_url, "timeout_s": 60.0},
     }
     config.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "frontend", "--config", str(config)]

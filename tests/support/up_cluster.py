@@ -155,6 +155,8 @@ def started(
     scheduler_port, frontend_port, *_ = free_ports(1 + num_frontends)
     for role, port in (("scheduler", scheduler_port), ("frontend", frontend_port)):
         config[role] = {**config.get(role, {}), "port": port}
+    # A busy disk may take longer for a commit than a user would wait.
+    config["registry"] = {"timeout_s": 60.0, **config.get("registry", {})}
     config["data_folder"] = str(folder / "data")
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     command = [sys.executable, "-P", "-m", "punica_serve.cli", "up", "--log-level", log_level]

@@ -22,6 +22,7 @@ from punica_serve.errors import RegistryUnavailable
 from punica_serve.links.backoff import Backoff
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
+from punica_serve.registry.database import DEADLINE_S
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.shared_adapters import SharedAdapters
 
@@ -45,12 +46,14 @@ async def registry_when_available(
     max_connections: int,
     drain: Drain,
     tls: ssl.SSLContext | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> AsyncIterator[Registry | None]:
-    """The registry, as soon as its database can be read; None if the process has to end first.
+    """The registry, as soon as its database can be read; None if the process has to end first. Its calls end by
+    ``deadline_s``.
 
     Raises ConfigError for a database of a newer version, and for a file that can't be written.
     """
-    opening = asyncio.create_task(_open(url, shared))
+    opening = asyncio.create_task(_open(url, shared, deadline_s))
     leaving = asyncio.create_task(drain.wanted())
     try:
         done, _ = await asyncio.wait((opening, leaving), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -66,12 +69,12 @@ async def registry_when_available(
             await opening.result().close()
 
 
-async def _open(url: str, shared: SharedAdapters) -> Registry:
+async def _open(url: str, shared: SharedAdapters, deadline_s: float) -> Registry:
     backoff = Backoff(_FIRST_BACKOFF_S, _MAX_BACKOFF_S, reset_after_s=_MAX_BACKOFF_S)
     logged = None
     while True:
         try:
-            registry = await Registry.open(url, shared=shared)
+            registry = await Registry.open(url, shared=shared, deadline_s=deadline_s)
         except RegistryUnavailable as error:
             if str(error) != logged:
                 log.warning("refusing requests until the registry can be read: %s", error)

@@ -24,6 +24,7 @@ from punica_serve.process.run import LIFELINE_ENV
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.2
+_REGISTRY_TIMEOUT_S = 60.0
 _PROC = Path("/proc")
 
 #: Part of a command line -> the process's job.
@@ -77,6 +78,8 @@ def _write_config(cluster: ClusterConfig, folder: Path, port: int) -> int:
     document = cluster.model_dump(mode="json", exclude_unset=True)
     document["frontend"] = {**document.get("frontend", {}), "port": port}
     document["scheduler"] = {**document.get("scheduler", {}), "port": 0}
+    # The benchmark's own gigabytes may hold up the disk; that slows a change, and refuses none.
+    document["registry"] = {"timeout_s": _REGISTRY_TIMEOUT_S, **document.get("registry", {})}
     document["data_folder"] = str(folder / "data")
     (folder / "cluster.yaml").write_text(yaml.safe_dump(document))
     return len(cluster.runner.workers)

@@ -25,7 +25,7 @@ def on_registry(config_file: Path, work: "Callable[[Registry], Awaitable[T]]") -
     config = load_config(config_file)
 
     async def run() -> T:
-        registry = await Registry.open(config.registry_url)
+        registry = await Registry.open(config.registry_url, deadline_s=config.registry.timeout_s)
         try:
             return await work(registry)
         finally:

@@ -11,13 +11,14 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from punica_serve.config.registry_section import RegistryConfig
 from punica_serve.errors import RegistryUnavailable
 from punica_serve.errors.reasons import reason_of
 from punica_serve.registry.sqlite_file import IDENTITY, WRITES, SqliteFile
 from punica_serve.registry.sqlite_revision import FileRevision
 
-#: Deadline of every call.
-DEADLINE_S = 5.0
+#: Deadline of every call, unless another is given.
+DEADLINE_S = RegistryConfig().timeout_s
 #: A transaction's share of the deadline; the rest is for closing a connection that does not answer.
 _TRANSACTION_SHARE = 0.6
 #: A lock wait's share; smaller, so that the database itself reports what it waits for.

@@ -65,9 +65,9 @@ def write_config(tmp_path: Path, model_folder: Path) -> WriteConfig:
     """write_config(adapters={...}): a config file over the model folder, on free ports."""
 
     def write(**sections: Any) -> Path:
-        ports = {"scheduler": {"port": 0}, "frontend": {"port": 0}}
+        defaults = {"scheduler": {"port": 0}, "frontend": {"port": 0}, "registry": {"timeout_s": 60.0}}
         path = tmp_path / "cluster.yaml"
-        path.write_text(yaml.safe_dump({"engine": {"model": "model"}, **ports, **sections}))
+        path.write_text(yaml.safe_dump({"engine": {"model": "model"}, **defaults, **sections}))
         return path
 
     return write

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from punica_serve.cli.on_registry import on_registry
 from punica_serve.config.cluster import load_config
 from punica_serve.protocol import Slo, TenantQuota
 from punica_serve.registry.registry import Registry
@@ -25,11 +26,18 @@ def config(write_config: Callable[..., Path], tmp_path: Path) -> Path:
 
 def snapshot(config: Path) -> RegistrySnapshot:
     async def read() -> RegistrySnapshot:
-        registry = await Registry.open(load_config(config).registry_url)
+        registry = await Registry.open(load_config(config).registry_url, deadline_s=60.0)
         await registry.close()
         return registry.snapshot
 
     return asyncio.run(read())
+
+
+def test_a_command_waits_for_the_database_as_long_as_the_config_says(write_config: Callable[..., Path]) -> None:
+    async def deadline_s(registry: Registry) -> float:
+        return registry._database.deadline_s
+
+    assert on_registry(write_config(registry={"timeout_s": 70.0}), deadline_s) == 70.0
 
 
 def test_a_key_is_made_shown_once_and_revoked(cli: Cli, config: Path) -> None:

@@ -91,7 +91,7 @@ async def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> No
 
 @pytest.mark.usefixtures("any_umask")
 async def test_a_file_is_nobody_elses_to_read(tmp_path: Path) -> None:
-    registry = await Registry.open(f"sqlite:///{tmp_path}/new/er/registry.db")
+    registry = await Registry.open(f"sqlite:///{tmp_path}/new/er/registry.db", deadline_s=60.0)
     await registry.register("default", "x", ref_of("a"), by="me")
     assert len(list((tmp_path / "new/er").iterdir())) == 3, "the database, and SQLite's two beside it"
     assert not others_may(tmp_path / "new")

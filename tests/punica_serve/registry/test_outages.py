@@ -13,6 +13,7 @@ import pytest
 
 from postgres_server import PostgresServer
 from punica_serve.errors import AdapterNotFound, RegistryUnavailable
+from punica_serve.registry import database
 from punica_serve.registry.database import DEADLINE_S
 from punica_serve.registry.records import Usage
 from punica_serve.registry.registry import Registry
@@ -121,11 +122,14 @@ async def test_a_server_that_goes_between_two_changes_is_found_again_at_once(
 
 
 @pytest.mark.slow
-async def test_a_server_that_says_nothing(stoppable_postgres: PostgresServer, postgres_own_url: str) -> None:
-    registry = await Registry.open(postgres_own_url)
+async def test_a_server_that_says_nothing(
+    stoppable_postgres: PostgresServer, postgres_own_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = await Registry.open(postgres_own_url, deadline_s=PATIENCE_S)
     await registry.register("default", "x", ref_of("a"), by="me")
     _, secret = await registry.make_key("default", "user", "laptop", by="me")
-    with stoppable_postgres.frozen():
+    with stoppable_postgres.frozen(), monkeypatch.context() as shorter:
+        shorter.setattr(registry._database, "deadline_s", DEADLINE_S)
         await fails_in_time(registry)
         with pytest.raises(RegistryUnavailable):
             await registry.refresh()
@@ -134,8 +138,9 @@ async def test_a_server_that_says_nothing(stoppable_postgres: PostgresServer, po
     await registry.close()
 
 
-async def test_a_file_that_somebody_else_has_locked(tmp_path: Path) -> None:
-    registry = await Registry.open(f"sqlite:///{tmp_path}/registry.db")
+async def test_a_file_that_somebody_else_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_WAIT_SHARE", 0.05)
+    registry = await Registry.open(f"sqlite:///{tmp_path}/registry.db", deadline_s=PATIENCE_S)
     await registry.register("default", "x", ref_of("a"), by="me")
     stranger = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
     stranger.execute("BEGIN IMMEDIATE")
@@ -154,13 +159,13 @@ async def test_a_full_disk_is_told_of_and_its_place_to_operators_alone(open_regi
         "sqlite": ("PRAGMA max_page_count = 1", "CREATE TABLE filler (x)"),
         "postgresql": ("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$",),
     }
-    database = registry._database
+    own = registry._database
     with pytest.raises(RegistryUnavailable) as error:
-        async with database.writing() as connection:
-            for statement in statements["sqlite" if database.is_sqlite else "postgresql"]:
+        async with own.writing() as connection:
+            for statement in statements["sqlite" if own.is_sqlite else "postgresql"]:
                 await connection.exec_driver_sql(statement)
     assert "disk of the registry's database is full" in error.value.message
-    assert database.shown_url not in error.value.message and database.shown_url in str(error.value)
+    assert own.shown_url not in error.value.message and own.shown_url in str(error.value)
     assert error.value.retry_after_s
 
 
@@ -181,7 +186,7 @@ def _overwrite(file: Path) -> None:
 async def test_a_damaged_file_is_told_of(migrated_sqlite: Path, tmp_path: Path) -> None:
     file = tmp_path / "registry.db"
     shutil.copy(migrated_sqlite, file)
-    registry = await Registry.open(f"sqlite:///{file}")
+    registry = await Registry.open(f"sqlite:///{file}", deadline_s=PATIENCE_S)
     _overwrite(file)
     with pytest.raises(RegistryUnavailable, match="is damaged; nothing can be changed until its operator restores a"):
         await registry.register("default", "x", ref_of("a"), by="me")
