@@ -68,7 +68,7 @@ def _on_disk(folder: Path, host: int) -> set[str]:
 
 async def test_it_serves_what_one_device_does_whatever_ends(tmp_path: Path) -> None:
     expected = await asyncio.to_thread(_of_one_device)
-    with on_two_hosts(tmp_path, engine=_ENGINE, runner={"silence_timeout_s": 2.0}) as cluster:
+    with on_two_hosts(tmp_path, engine=_ENGINE, runner={"silence_timeout_s": 6.0}) as cluster:
         (gpu,) = (each["gpu"] for each in cluster.snapshot()["gpus"])
         assert (gpu["device"], len(gpu["ranks"])) == ("cpu,1/cpu", 2)
         assert [len(cluster.processes_of(host, FOLLOWERS)) for host in (0, 1)] == [0, 1]

@@ -92,7 +92,7 @@ def test_a_group_comes_back_nearly_as_soon_as_a_worker(
 
 async def test_groups_get_over_the_end_of_each_process(tmp_path: Path) -> None:
     expected = await asyncio.to_thread(_of_one_device, _requests())
-    with started(tmp_path, "demo-tp2.yaml", runner={"silence_timeout_s": 2.0}) as cluster:
+    with started(tmp_path, "demo-tp2.yaml", runner={"silence_timeout_s": 6.0}) as cluster:
         assert [len(gpu["gpu"]["ranks"]) for gpu in cluster.snapshot()["gpus"]] == [2, 2]
         for role in (_FOLLOWERS, _LEADERS):
             await _serve_through(cluster, role, expected)

@@ -352,8 +352,7 @@ def test_a_rank_that_is_gone_under_a_prefill_ends_the_group_and_the_request_goes
 ) -> None:
     """The other rank is a process."""
     request = cold_request("cold", refs[0])
-    settings = GroupSettings(silence_timeout_s=2.0, exchange_timeout_s=4.0)
-    engine = Engine(_config(model, "layerwise"), "cpu,cpu", others=settings)
+    engine = Engine(_config(model, "layerwise"), "cpu,cpu", others=GroupSettings())
     launched = _launches(engine, monkeypatch)
     with ThreadPoolExecutor(1) as thread:
         engine.slow_copies(_MANY_COPIES)
