@@ -12,7 +12,7 @@ import pytest
 
 from packed_worker import Worker, equal
 from punica_serve.base_model.model_config import ModelConfig
-from punica_serve.engine.adapters import disk_watch, reader_process
+from punica_serve.engine.adapters import chunk_reads, disk_watch, reader_process
 from punica_serve.engine.adapters.disk_watch import DiskWatch, Patience
 from punica_serve.engine.adapters.host_cache import HostCopy
 from punica_serve.engine.adapters.reader_process import MAX_LOADS
@@ -96,6 +96,8 @@ def test_a_load_outlives_the_process(
     fate: str,
 ) -> None:
     monkeypatch.setattr(disk_watch, "_HANG_S", 2 * DEADLINE_S)
+    if fate == "stopped, then killed":
+        monkeypatch.setattr(chunk_reads, "LOOK_S", 2 * DEADLINE_S)  # the load itself would kill it before we do
     pid = pid_of(worker)
     os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
     load = start(worker, ref)

@@ -40,6 +40,16 @@ def slow(*arguments):
     return read(*arguments)
 os.preadv = slow
 """
+#: After some reads all threads are at work for good.
+_STUCK_DISK = """
+import itertools, os
+read, numbers = os.preadv, itertools.count()
+def stuck(*arguments):
+    while next(numbers) >= 8:
+        pass
+    return read(*arguments)
+os.preadv = stuck
+"""
 #: All threads wait for a lock that nobody gives back, after some reads.
 _DEADLOCK = """
 import os, threading
@@ -82,10 +92,10 @@ def test_a_slow_disk_is_waited_for(
 
 
 def test_what_a_stopped_process_has_left_is_read_at_once_and_another_one_takes_its_place(
-    worker: Worker,
     model: ModelConfig,
     refs: list[AdapterRef],
     folder: Path,
+    run_first: RunFirst,
     packings: list[str],
     thread_reads: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -96,20 +106,26 @@ def test_what_a_stopped_process_has_left_is_read_at_once_and_another_one_takes_i
     fresh = [Worker(folder, model).load(ref) for ref in refs]
     thread_reads.clear()
     packings.clear()
-    watch, pid = worker.store._watch, pid_of(worker)
-    loads = [streaming(model)(worker, ref) for ref in refs]
-    wait_for(lambda: watch.newest_chunk_s)
-    os.kill(pid, signal.SIGSTOP)
-    copies = [load.result(DEADLINE_S) for load in loads]
-    assert all(map(equal, copies, fresh)) and thread_reads and not packings
-    (warning,) = warnings(caplog)
-    assert "stopped by a signal" in warning
+    run_first(_STUCK_DISK)
+    worker = Worker(folder, model, shared=HostMemory(1 << 25, is_shared=True))
+    with closing(worker.reader):
+        wait_until_ready(process_of(worker))
+        watch, pid = worker.store._watch, pid_of(worker)
+        loads = [streaming(model)(worker, ref) for ref in refs]
+        wait_for(lambda: watch.newest_chunk_s)
+        assert not thread_reads and not all(load.done() for load in loads)
+        os.kill(pid, signal.SIGSTOP)
+        copies = [load.result(DEADLINE_S) for load in loads]
+        assert all(map(equal, copies, fresh)) and thread_reads and not packings
+        (warning,) = warnings(caplog)
+        assert "stopped by a signal" in warning
 
-    monkeypatch.setattr(reader_process, "_RESTART_S", 0.0)
-    wait_until_ready(process_of(worker))
-    thread_reads.clear()
-    evict(worker, copies[0])
-    assert equal(worker.load(refs[0]), fresh[0]) and not thread_reads and pid_of(worker) != pid
+        monkeypatch.setattr(reader_process, "_RESTART_S", 0.0)
+        run_first(_SLOW_DISK)
+        wait_until_ready(process_of(worker))
+        thread_reads.clear()
+        evict(worker, copies[0])
+        assert equal(worker.load(refs[0]), fresh[0]) and not thread_reads and pid_of(worker) != pid
 
 
 def test_what_a_process_that_hangs_has_left_is_read_soon(
