@@ -15,6 +15,7 @@ from punica_serve.engine.engine import Engine
 from punica_serve.engine.step_output import StepOutput
 from punica_serve.errors import RequestFailed
 from punica_serve.protocol import AdapterRef, Request, SamplingParams
+from waits import DEADLINE_S
 
 
 @pytest.fixture
@@ -114,12 +115,13 @@ def test_others_wait_for_a_load_only_if_loads_block(
     engine: Engine, refs: Mapping[int, AdapterRef], is_blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long copy begins while another request decodes."""
-    is_decoding, is_copying, has_gone_on = Event(), Event(), Event()
+    is_decoding, is_copying, has_begun, has_gone_on = Event(), Event(), Event(), Event()
     write = LoraPool.write
 
     def slow_write(self: LoraPool, *args: Any) -> float:
         if is_decoding.is_set():
             is_copying.set()
+            has_begun.set()
             has_gone_on.wait(0.2 if is_blocking else 20.0)
         copied_s = write(self, *args)
         is_copying.clear()
@@ -128,11 +130,13 @@ def test_others_wait_for_a_load_only_if_loads_block(
     def on_step(output: StepOutput) -> None:
         if output.tokens and is_copying.is_set():
             has_gone_on.set()
+        if output.tokens and is_decoding.is_set() and not is_blocking:
+            has_begun.wait(1.0)  # or the copier, if it is late, finds no request that decodes
         if output.tokens:
             is_decoding.set()
 
     monkeypatch.setattr(LoraPool, "write", slow_write)
     queue = _OneAfterTheOther([request(0, refs[0], num_tokens=60), request(1, refs[1])], is_decoding)
-    run = SeriesReplay(engine, queue, on_step, place="host", is_blocking=is_blocking, deadline_s=30.0)
+    run = SeriesReplay(engine, queue, on_step, place="host", is_blocking=is_blocking, deadline_s=DEADLINE_S)
     assert len(run.run()) == 2
     assert has_gone_on.is_set() is not is_blocking
