@@ -45,16 +45,21 @@ class TimedQueue:
 
 
 class ClosedLoop:
-    """A request arrives when another ends, so that always ``num_in_flight`` are there, until the time is over."""
+    """A request arrives when another ends, so that always ``num_in_flight`` are there, until the time is over.
+
+    The first ones arrive even if the time is over by then.
+    """
 
     def __init__(self, requests: Iterable[Request], num_in_flight: int, seconds: float) -> None:
         self._waiting = deque(requests)
+        self._has_begun = False
         self._num_in_flight = num_in_flight
         self._seconds = seconds
 
     def take(self, now_s: float, num_unfinished: int) -> list[Arriving]:
-        if now_s >= self._seconds:
+        if self._has_begun and now_s >= self._seconds:
             self._waiting.clear()
+        self._has_begun = True
         count = min(self._num_in_flight - num_unfinished, len(self._waiting))
         return [Arriving(now_s, self._waiting.popleft()) for _ in range(count)]
 

@@ -33,6 +33,12 @@ def test_in_a_closed_loop_a_request_arrives_when_another_ends() -> None:
     assert queue.take(10.0, 0) == [] and queue.next_s(10.0) is None, "the time is over"
 
 
+def test_a_closed_loop_that_begins_late_has_its_first_requests() -> None:
+    queue = ClosedLoop(requests(9), num_in_flight=3, seconds=0.5)
+    assert len(queue.take(0.7, 0)) == 3
+    assert queue.take(0.8, 0) == [] and queue.next_s(0.8) is None
+
+
 def test_a_closed_loop_may_run_out_of_requests() -> None:
     queue = ClosedLoop(requests(2), num_in_flight=3, seconds=10.0)
     assert len(queue.take(0.0, 0)) == 2 and queue.next_s(0.0) is None
