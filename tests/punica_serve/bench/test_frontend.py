@@ -7,6 +7,7 @@ from rich.progress import Progress
 from punica_serve.bench.frontend.played_scheduler import PlayedGpu
 from punica_serve.bench.frontend.run import run
 from punica_serve.bench.frontend.settings import FrontendSettings, StreamApi
+from punica_serve.errors import ClusterUnavailable
 from punica_serve.protocol import Ending
 
 SETTINGS = FrontendSettings(
@@ -47,3 +48,11 @@ def test_a_small_load_is_measured(api: StreamApi, num_connections: int, num_adap
     assert (row.pop("api"), row["num_connections"], row["num_requests"]) == (api, num_connections, 8)
     assert row.pop("num_adapters") == num_adapters
     assert all(isinstance(value, int | float) and value > 0 for value in row.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells of processes")
+def test_a_load_without_tokens_is_refused() -> None:
+    """Its next step is minutes away."""
+    with pytest.raises(ClusterUnavailable, match=r"no token was sent in \d+\.\d s"):
+        run(replace(SETTINGS, tokens_per_s=0.01), Progress())

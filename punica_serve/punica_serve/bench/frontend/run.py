@@ -48,7 +48,7 @@ class FrontendMeasured:
 
 
 def run(settings: FrontendSettings, progress: Progress) -> Report:
-    """Raises ClusterUnavailable if the processes don't start."""
+    """Raises ClusterUnavailable if the processes don't start, or stream nothing."""
     task = progress.add_task("streaming", total=round(settings.seconds / _TICK_S))
     loop_before_ns = loop_ns()
     measured = asyncio.run(_measure(settings, lambda: progress.advance(task)))
@@ -94,10 +94,13 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Fr
                     await asyncio.sleep(_TICK_S)
                     tick()
                 stepping.cancel()
+            seconds, num_tokens = time.monotonic() - started_s, scheduler.num_tokens - num_tokens
+            if not num_tokens:
+                raise ClusterUnavailable(f"no token was sent in {seconds:.1f} s; try more (`--tokens-per-s`)")
             return FrontendMeasured(
-                seconds=time.monotonic() - started_s,
+                seconds=seconds,
                 cpu_s=process.cpu_s - cpu_s,
-                num_tokens=scheduler.num_tokens - num_tokens,
+                num_tokens=num_tokens,
                 resident_bytes=process.resident_bytes,
             )
 
