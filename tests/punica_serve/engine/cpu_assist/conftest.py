@@ -10,6 +10,7 @@ from assisted_engine import BeforeLayer, Exchanges, Resident, pool_of
 from cold_requests import NUM_LAYERS, cold_adapters, evict, run_requests
 from punica_serve.base_model.lora_layout import USUAL_LORA_RANK
 from punica_serve.config.engine_section import EngineConfig
+from punica_serve.engine.cpu_assist import assist_profile
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.engine import Engine
 from punica_serve.protocol import AdapterRef, LoraGroup
@@ -44,7 +45,9 @@ def open_engine(model: Path) -> Iterator[Callable[[str], Engine]]:
                 max_lora_rank=USUAL_LORA_RANK + 1,
                 **settings,
             )
-            engines[mode] = Engine(config)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(assist_profile, "_MAX_WAIT_S", DEADLINE_S)
+                engines[mode] = Engine(config)
         return engines[mode]
 
     yield open_engine

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,7 @@ pytestmark = NEEDS_CPU_ASSIST
 @pytest.fixture
 def assist(engine: Engine) -> CpuAssist:
     assist = engine._opening.tiers.assist
-    assert assist is not None and assist.wait_until_free(10.0)
+    assert assist is not None and assist.wait_until_free(DEADLINE_S)
     return assist
 
 
@@ -81,12 +82,16 @@ def test_nothing_is_known_of_processes_that_never_answer(assist: CpuAssist, capl
 def test_the_time_in_which_processes_wake_counts_once_for_a_step(
     assist: CpuAssist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wake, waking_s = ProcessPool.wake, 0.25
+    """Each time takes the clock far longer than any exchange."""
+    wake, waking_s, late_s = ProcessPool.wake, 1_000.0, 0.0
 
     def wake_slowly(pool: ProcessPool, job: JobWords) -> None:
+        nonlocal late_s
         wake(pool, job)
-        time.sleep(waking_s)
+        late_s += waking_s
 
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + late_s, sleep=time.sleep)
+    monkeypatch.setattr(assist_profile, "time", clock)
     monkeypatch.setattr(ProcessPool, "wake", wake_slowly)
     times = measured(assist)
     assert min(times.alone.start_s, times.together.start_s) >= waking_s
