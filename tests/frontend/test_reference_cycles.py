@@ -40,7 +40,7 @@ async def test_a_stream_of_events_leaves_nothing(path: str, body: dict[str, Any]
         for _ in range(3):
             response = await client.post(path, json={**body, "stream": True})
             assert response.status_code == 200, response.text
-        await until(lambda: num_held(LiveRequest, RequestPlan) == 0, deadline_s=10.0)
+        await until(lambda: num_held(LiveRequest, RequestPlan) == 0)
         assert num_held(RequestResponseCycle) == 1, "the connection has its last"
 
 
@@ -53,7 +53,7 @@ async def test_a_request_that_the_cluster_fails_leaves_nothing(listener: socket.
         for stream in (False, True):
             response = await client.post("/v1/completions", json={"prompt": "42", "stream": stream})
             assert "gave up" in response.text
-    await until(lambda: num_held(LiveRequest, RequestPlan) == 0, deadline_s=10.0)
+    await until(lambda: num_held(LiveRequest, RequestPlan) == 0)
 
 
 @pytest.mark.usefixtures("server", "no_collections")
@@ -63,7 +63,7 @@ async def test_a_websocket_that_is_left_leaves_no_request(listener: socket.socke
     async with connect(f"ws://{host}:{port}/v1/generate/stream", proxy=None) as websocket:
         await websocket.send(json.dumps({"op": "generate", "request_id": "r", "prompt": "42"}))
         await websocket.recv()
-    await until(lambda: num_held(LiveRequest, RequestPlan) == 0, deadline_s=10.0)
+    await until(lambda: num_held(LiveRequest, RequestPlan) == 0)
     assert len(cluster.cancelled) == 1
 
 
@@ -90,4 +90,4 @@ async def test_an_upload_leaves_nothing(listener: socket.socket) -> None:
         assert response.status_code == 400, response.text
         del files["weights"]
         assert "lacks" in (await client.post("/v1/adapters", params={"name": "roman"}, files=files)).text
-    await until(lambda: num_held(FormSink) == 0, deadline_s=10.0)
+    await until(lambda: num_held(FormSink) == 0)

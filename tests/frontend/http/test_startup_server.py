@@ -104,7 +104,7 @@ async def test_it_comes_up_when_the_registry_does(
         put_registry(empty_registry, away)
         assert await asyncio.wait_for(task, DEADLINE_S) is not None
         # The next one answers on the same listener.
-        socket.create_connection(listener.getsockname(), timeout=5.0).close()
+        socket.create_connection(listener.getsockname(), timeout=DEADLINE_S).close()
 
 
 async def test_a_locked_file_is_waited_for(

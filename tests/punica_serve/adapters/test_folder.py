@@ -327,7 +327,7 @@ def test_a_reused_buffer_holds_one_adapter_after_the_other(folder: Path, model: 
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_pipe_in_a_files_place_is_refused_and_nobody_waits_for_it(
     folder: Path, model: ModelConfig, name: str
 ) -> None:

@@ -18,7 +18,7 @@ from punica_serve.process.memory_tuning import (
     tune_gc,
     tuned_gc,
 )
-from waits import until
+from waits import DEADLINE_S, until
 
 
 @pytest.fixture(autouse=True)
@@ -120,10 +120,10 @@ def test_threads_take_turns_so_that_the_first_to_end_does_not_turn_it_on_for_the
     with gc_disabled():
         thread = Thread(target=second)
         thread.start()
-        assert second_begins.wait(5)
+        assert second_begins.wait(DEADLINE_S)
         thread.join(0.05)
         assert thread.is_alive() and not enabled, "it waits for its turn"
-    thread.join(5)
+    thread.join(DEADLINE_S)
     assert enabled == [False] and gc.isenabled()
 
 

@@ -218,7 +218,7 @@ async def test_or_for_tenants_where_an_admin_allows_one(tmp_path: Path, folder: 
         await allowed.fetch(ref.uri, empty, is_admin=False)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 async def test_a_pipe_in_a_files_place_is_refused_and_nobody_waits_for_it(tmp_path: Path, folder: Path) -> None:
     os.mkfifo(tmp_path / "adapter_config.json")
     with pytest.raises(AdapterRejected, match=r"can't be read: adapter_config\.json is not a regular file; or upload"):

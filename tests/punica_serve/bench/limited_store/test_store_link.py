@@ -12,6 +12,7 @@ from punica_serve.bench.limited_store import child_program, store_link
 from punica_serve.bench.limited_store.store_link import FILES, store_server
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
+from waits import DEADLINE_S
 
 
 def test_the_server_keeps_to_its_rate_and_its_folder(tmp_path: Path) -> None:
@@ -23,10 +24,10 @@ def test_the_server_keeps_to_its_rate_and_its_folder(tmp_path: Path) -> None:
     with store_server(tmp_path, 8e6) as link:
         url = link.uri("HTTP", adapter)
         request = urllib.request.Request(f"{url}/{WEIGHTS_NAME}", headers={"Range": "bytes=300-309"})
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             assert response.status == 206 and response.read() == bytes(range(44, 54))
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/../../../secret", timeout=10)
+            urllib.request.urlopen(f"{url}/../../../secret", timeout=DEADLINE_S)
         started_s = time.perf_counter()
         assert link.measured_rate(adapter) <= 8e6 * 1.2
         assert time.perf_counter() - started_s >= 0.2

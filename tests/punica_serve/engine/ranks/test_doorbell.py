@@ -6,6 +6,7 @@ import threading
 from punica_serve.engine.ranks.doorbell import Doorbell
 from punica_serve.engine.ranks.message_ring import RingReader, RingWriter, make_ring
 from punica_serve.engine.ranks.rank_inbox import RankInbox
+from waits import DEADLINE_S
 
 
 def test_a_ring_before_the_wait_ends_it_at_once() -> None:
@@ -25,13 +26,13 @@ def test_an_inbox_gets_every_frame_whether_it_sleeps_or_not() -> None:
 
     def write() -> None:
         for frame in frames:
-            writer.write(frame, 10.0)
+            writer.write(frame, DEADLINE_S)
             bell.ring()
 
     thread = threading.Thread(target=write)
     thread.start()
     assert [inbox.take() for _ in frames] == frames
-    thread.join(10.0)
+    thread.join(DEADLINE_S)
     bell.close()
 
 

@@ -10,15 +10,14 @@ from punica_serve.engine.ranks.joining import Joining
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rendezvous import join, leave, open_port
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
-
-_DEADLINE_S = 10.0
+from waits import DEADLINE_S
 
 
 def test_the_start_goes_on_while_ranks_join() -> None:
     goes_on = threading.Event()
 
     def join_others() -> Collectives:
-        assert goes_on.wait(_DEADLINE_S)
+        assert goes_on.wait(DEADLINE_S)
         return SINGLE_RANK
 
     joining = Joining(SINGLE, join_others, in_background=True)
@@ -26,8 +25,8 @@ def test_the_start_goes_on_while_ranks_join() -> None:
 
 
 def test_a_real_group_joins_on_a_thread() -> None:
-    store, rank = open_port("127.0.0.1", _DEADLINE_S), Rank(0, 1)
-    joining = Joining(rank, lambda: join(store, torch.device("cpu"), rank, _DEADLINE_S), in_background=True)
+    store, rank = open_port("127.0.0.1", DEADLINE_S), Rank(0, 1)
+    joining = Joining(rank, lambda: join(store, torch.device("cpu"), rank, DEADLINE_S), in_background=True)
     try:
         assert joining.wait().all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
     finally:
@@ -36,7 +35,7 @@ def test_a_real_group_joins_on_a_thread() -> None:
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_a_rank_that_never_comes_is_named(*, in_background: bool) -> None:
-    store, rank = open_port("127.0.0.1", _DEADLINE_S), Rank(0, 2)
+    store, rank = open_port("127.0.0.1", DEADLINE_S), Rank(0, 2)
     with pytest.raises(RankLost, match="rank 1 did not come"):
         Joining(rank, lambda: join(store, torch.device("cpu"), rank, 0.1), in_background=in_background).wait()
 
@@ -45,7 +44,7 @@ def test_a_wait_ends_by_an_error_of_its_owner() -> None:
     never = threading.Event()
 
     def join_others() -> Collectives:
-        never.wait(_DEADLINE_S)
+        never.wait(DEADLINE_S)
         return SINGLE_RANK
 
     def check() -> None:

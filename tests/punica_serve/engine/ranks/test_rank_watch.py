@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from linked_rank import LinkedRank
+from punica_serve.engine.ranks import rank_watch
 from punica_serve.engine.ranks.rank_loss import RankLost
 from punica_serve.engine.ranks.rank_messages import (
     Proposal,
@@ -41,8 +42,9 @@ class _Watched:
         return loss
 
 
-def test_messages_are_passed_on_and_ranks_that_said_hello_are_pinged() -> None:
-    watched = _Watched(5.0)
+def test_messages_are_passed_on_and_ranks_that_said_hello_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_watch, "_NUM_PINGS", 300)  # one every 0.2 s
+    watched = _Watched(60.0)
     first, second = watched.ranks
     first.other.send(_HELLO)
     second.other.send(Proposal("KvCache", 7))
