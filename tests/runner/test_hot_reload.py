@@ -1,6 +1,7 @@
 """New versions of an adapter under load: an old version leaves nothing behind after its last request."""
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import count
@@ -30,6 +31,7 @@ from punica_serve.protocol import (
     StepReport,
     StopRequest,
 )
+from waits import LONGEST_PAUSE_S
 
 NUM_VERSIONS = 200
 #: Versions after which all one-time allocations have been made.
@@ -98,10 +100,12 @@ class _Worker:
             self.engine.wait(1.0)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(10_000):
+        """Turns, ever slower: what a load takes on a busy machine must not outlast a request of 200 tokens."""
+        for number in range(2_000):
             if condition():
                 return
             self.turn()
+            time.sleep(min(0.0005 * number, LONGEST_PAUSE_S))
         raise AssertionError("the worker gets nowhere")
 
 
