@@ -12,7 +12,8 @@ import waits
 from adapter_variants import ANSWERS, variant, zipped
 from up_cluster import Until, UpCluster
 
-LONG = {"prompt": "42", "temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 400}
+#: Its answer takes far longer than an upload, or than another's whole answer, and fits the demo's context.
+LONG = {"prompt": "42", "temperature": 0.8, "seed": 7, "ignore_eos": True, "max_tokens": 1_000}
 ZIP = {"content-type": "application/zip"}
 
 

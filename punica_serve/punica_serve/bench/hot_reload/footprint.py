@@ -1,12 +1,18 @@
 """The cluster's use of GPUs, hosts and disks at one moment."""
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 from punica_serve.bench.running_cluster import RunningCluster
+
+#: The load may keep the scheduler from answering the frontend in time, and the frontend from answering us.
+_PATIENCE_S = 60.0
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Footprint:
 
 def footprint_of(cluster: RunningCluster, num_reloads: int) -> Footprint:
     """Blocks. Raises httpx's errors."""
-    gpus = httpx.get(f"{cluster.url}/v1/cluster", trust_env=False).raise_for_status().json()["gpus"]
+    gpus = _gpus(cluster.url)
     return Footprint(
         num_reloads,
         {name: process.resident_bytes for name, process in cluster.processes.items()},
@@ -38,6 +44,16 @@ def footprint_of(cluster: RunningCluster, num_reloads: int) -> Footprint:
         num_stored=_num_adapters(cluster, "store"),
         num_downloaded=_num_adapters(cluster, "cache"),
     )
+
+
+def _gpus(url: str) -> list[Any]:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        answer = httpx.get(f"{url}/v1/cluster", timeout=_PATIENCE_S, trust_env=False)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
+            gpus: list[Any] = answer.raise_for_status().json()["gpus"]
+            return gpus
+        time.sleep(_POLL_S)
 
 
 def _num_adapters(cluster: RunningCluster, part: str) -> int:
