@@ -121,12 +121,14 @@ async def test_requests_wait_for_a_gpu_to_join(peers: Peers) -> None:
     assert (await receive(runner)).request == request()
 
 
-async def test_time_ends_the_settling_and_the_waiting() -> None:
-    async with serving(config(settle_s=0.1, queue_timeout_s=1.5)) as peers:
+async def test_time_ends_the_settling_and_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = time.monotonic_ns
+    async with serving(config(settle_s=0.1, queue_timeout_s=2 * DEADLINE_S)) as peers:
         frontend, runner = await peers.frontend(), await peers.runner(gpus=("A",))
         frontend.send(add(request("first", prompt=100), handle=1))
         frontend.send(add(request("second", prompt=100), handle=2))
         assert (await receive(runner)).request.request_id == "first"
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + int(2e9 * DEADLINE_S))
         ending = await next_ending(frontend)
         assert ending.error is not None
         assert (ending.handle, ending.error.code) == (2, "out_of_capacity")
