@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from ports import free_port
 from punica_frontend.http.listener import bind
 from punica_frontend.http.uvicorn_server import EmbeddedServer
 from punica_frontend.main import serve
 from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.base_model.config_json import read_model_config
+from punica_serve.bench.free_ports import free_port
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.registry_section import RegistryConfig

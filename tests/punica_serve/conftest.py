@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ports import free_ports
+from punica_serve.bench.free_ports import free_ports
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ports import free_port
 from punica_runner import joined_host
+from punica_serve.bench.free_ports import free_port
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.config.runner_section import RunnerConfig

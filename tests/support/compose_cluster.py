@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import connect
 
-from ports import free_ports
+from punica_serve.bench.free_ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker/compose.yaml"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from punica_serve.process.run import TOKEN_ENV
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from ports import free_ports
 from process_tree import alive, command_line, descendants
+from punica_serve.bench.free_ports import free_ports
 from punica_serve.process.run import TOKEN_ENV
 from up_cluster import CONFIGS, TIMEOUT_S, UpCluster, wait_until
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from waits import DEADLINE_S
 
 #: The server refuses to run as root; whoever may change users takes this one.

@@ -18,8 +18,8 @@ import httpx
 import yaml
 from websockets.asyncio.client import connect
 
-from ports import free_ports
 from process_tree import alive, command_line, descendants
+from punica_serve.bench.free_ports import free_ports
 from punica_serve.links.https_client import client_context
 from waits import DEADLINE_S
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import yaml
 
+from punica_serve.bench.free_ports import free_ports
 from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ClusterUnavailable, ConfigError
-from punica_serve.links.addresses import listening_ports
 from punica_serve.process.ending import end_program
 from punica_serve.process.lifeline import lifeline
 from punica_serve.process.module_command import module_command
@@ -48,8 +48,8 @@ def running_cluster(config: ClusterConfig, folder: Path) -> Iterator[RunningClus
     """Runs a cluster while the context is open. Raises ConfigError, and ClusterUnavailable if it does not start."""
     if not (_PROC / "self/stat").exists():
         raise ConfigError("this benchmark reads processes' memory from /proc, so it needs Linux")
-    (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
-    num_workers = _write_config(config, folder, port)
+    port, scheduler_port = free_ports(2)
+    num_workers = _write_config(config, folder, port, scheduler_port)
     with lifeline() as fd:
         up = _up(folder / "cluster.yaml", fd)
         try:
@@ -73,11 +73,11 @@ def _up(config: Path, lifeline_fd: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def _write_config(cluster: ClusterConfig, folder: Path, port: int) -> int:
+def _write_config(cluster: ClusterConfig, folder: Path, port: int, scheduler_port: int) -> int:
     """Returns the cluster's number of GPUs, or of groups of them."""
     document = cluster.model_dump(mode="json", exclude_unset=True)
     document["frontend"] = {**document.get("frontend", {}), "port": port}
-    document["scheduler"] = {**document.get("scheduler", {}), "port": 0}
+    document["scheduler"] = {**document.get("scheduler", {}), "port": scheduler_port}
     # The benchmark's own gigabytes may hold up the disk; that slows a change, and refuses none.
     document["registry"] = {"timeout_s": _REGISTRY_TIMEOUT_S, **document.get("registry", {})}
     document["data_folder"] = str(folder / "data")

@@ -11,9 +11,9 @@ import tokenizers
 import yaml
 
 from blank_weights import write_blank_weights
-from ports import free_port
 from punica_serve.base_model.checkpoint import tensor_shapes
 from punica_serve.base_model.config_json import read_model_config
+from punica_serve.bench.free_ports import free_port
 from punica_serve.cli import commands
 
 LLAMA = {

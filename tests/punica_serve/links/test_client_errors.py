@@ -7,7 +7,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from punica_serve.links.client_errors import no_answer
 
 

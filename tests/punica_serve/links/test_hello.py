@@ -8,7 +8,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from backoff_spy import note_lives
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from punica_serve.errors import ClusterUnavailable, ConfigError
 from punica_serve.links import hello as wire
 from punica_serve.links.channel import Channel

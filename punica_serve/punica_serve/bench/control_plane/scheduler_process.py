@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
+from punica_serve.bench.free_ports import free_port
 from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.errors import ClusterUnavailable, ConfigError
-from punica_serve.links.addresses import listening_ports
 from punica_serve.process.ending import end_program
 from punica_serve.process.module_command import module_command
 from punica_serve.process.run import TOKEN_ENV
@@ -30,7 +30,7 @@ class SchedulerProcess:
     def __init__(self, folder: Path) -> None:
         if not (_PROC / "self/stat").exists():
             raise ConfigError("bench control-plane reads processes' times from /proc, so it needs Linux")
-        (port,) = listening_ports(_HOST, 0, 1, "--port")
+        port = free_port()
         self.url = f"ws://{_HOST}:{port}"
         self.token = secrets.token_hex(16)
         self._log = folder / "scheduler.log"

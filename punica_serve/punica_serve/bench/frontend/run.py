@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from punica_serve.bench.free_ports import free_port
 from punica_serve.bench.frontend.played_scheduler import PlayedScheduler
 from punica_serve.bench.frontend.processes import clients_process, frontend_process
 from punica_serve.bench.frontend.python_speed import loop_ns
 from punica_serve.bench.frontend.settings import WARM_UP_S, FrontendSettings
 from punica_serve.bench.report import CPU_SHARE, Column, Report, TableData, machine
 from punica_serve.errors import ClusterUnavailable
-from punica_serve.links.addresses import listening_ports
 from punica_serve.links.hello import listen
 from punica_serve.protocol import FrontendToScheduler
 
@@ -75,7 +75,7 @@ def run(settings: FrontendSettings, progress: Progress) -> Report:
 async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> FrontendMeasured:
     token = secrets.token_hex(16)
     scheduler = PlayedScheduler(token, settings.num_gpus)
-    (port,) = listening_ports("127.0.0.1", 0, 1, "--port")
+    port = free_port()
     bodies = (settings.prompt_tokens, settings.answer_tokens, settings.num_adapters)
     load = (settings.api, port, settings.num_sockets, settings.requests_per_socket, *bodies)
     async with listen("127.0.0.1", 0, FrontendToScheduler, scheduler.session) as scheduler_port:

@@ -17,9 +17,9 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from ports import free_ports
 from punica_faults.procs import KeptProcess
 from punica_faults.proxy import Link
+from punica_serve.bench.free_ports import free_ports
 from punica_serve.process.lifeline import lifeline
 from punica_serve.process.run import TOKEN_ENV
 from waits import until

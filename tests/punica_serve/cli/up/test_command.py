@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ports import free_ports
+from punica_serve.bench.free_ports import free_ports
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteConfig = Callable[..., Path]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.group_settings import GroupSettings, Rendezvous

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from punica_serve.engine.ranks import group_listener, host_connection
 from punica_serve.engine.ranks.group_listener import GroupListener
 from punica_serve.engine.ranks.group_settings import Rendezvous

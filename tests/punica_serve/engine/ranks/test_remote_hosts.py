@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ports import free_port
+from punica_serve.bench.free_ports import free_port
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.engine.ranks.group_settings import Rendezvous
 from punica_serve.engine.ranks.host_connection import dial

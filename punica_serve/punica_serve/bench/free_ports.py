@@ -7,7 +7,7 @@ from pathlib import Path
 
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _USUAL_END = 10_000, 32_768
-#: Tests that run beside each other draw ports of their own, whatever seeds they set.
+#: Programs that run beside each other draw ports of their own, whatever seeds they set.
 _dice = random.SystemRandom()
 
 
