@@ -21,10 +21,10 @@ class Watchdog:
         self._step_timeout_s = step_timeout_s
         self._num_pings = 0
         self._newest = Pong(number=0, num_turns=0)
-        #: It has come since the last verdict.
-        self._is_new = False
+        #: The number of the first ping whose answer told the newest number of turns.
+        self._turned_by = 0
         self._answers = StallDetector(0, _NUM_PINGS + 1)
-        self._turns = StallDetector(0, math.ceil(step_timeout_s / self.interval_s) + 1)
+        self._max_pings_a_turn = math.ceil(step_timeout_s / self.interval_s)
 
     def ping(self) -> Ping:
         """The next ping to send."""
@@ -32,14 +32,15 @@ class Watchdog:
         return Ping(self._num_pings)
 
     def answered(self, pong: Pong) -> None:
-        self._newest, self._is_new = pong, True
+        if pong.num_turns != self._newest.num_turns:
+            self._turned_by = pong.number
+        self._newest = pong
 
     def verdict(self) -> str | None:
         """Returns why the worker must be killed, or None. Call it before each ping."""
         if self._answers.observe(self._newest.number):
             return f"it has answered no ping for {self._silence_timeout_s:g} s"
-        # An answer that was looked at before says nothing more about turns.
-        if self._is_new and self._turns.observe(self._newest.num_turns):
+        # Pings are numbered, so an answer that is late neither blames the step loop nor gives it time.
+        if self._newest.number - self._turned_by > self._max_pings_a_turn:
             return f"it has made no step for {self._step_timeout_s:g} s, though a request could run"
-        self._is_new = False
         return None

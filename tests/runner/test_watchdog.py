@@ -1,3 +1,5 @@
+import pytest
+
 from punica_runner.watchdog import Watchdog
 from punica_serve.protocol import Pong
 
@@ -50,12 +52,16 @@ def test_answers_that_are_late_say_nothing_about_turns() -> None:
         dog.answered(Pong(number, number))
 
 
-def test_a_stalled_step_loop_is_found_by_answers_that_are_late() -> None:
-    dog = Watchdog(silence_timeout_s=4.0, step_timeout_s=0.5)
-    for number in (1, 3, 5):
-        assert verdicts(dog, 2) == [None] * 2
+@pytest.mark.parametrize("num_late", [1, 2, 3, 4])
+def test_a_stalled_step_loop_is_found_as_soon_by_late_answers(num_late: int) -> None:
+    """Within the step timeout, and the time in which the next answer comes."""
+    dog = watchdog()
+    for number in range(1, 8 + 2, num_late):
+        assert verdicts(dog, num_late) == [None] * num_late
         dog.answered(Pong(number, 7))
-    assert verdicts(dog, 1) == ["it has made no step for 0.5 s, though a request could run"]
+    assert verdicts(dog, num_late) == [None] * num_late
+    dog.answered(Pong(number + num_late, 7))
+    assert verdicts(dog, 1) == ["it has made no step for 8 s, though a request could run"]
 
 
 def test_a_turn_in_time_starts_the_patience_over() -> None:

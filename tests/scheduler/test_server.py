@@ -128,7 +128,8 @@ async def test_time_ends_the_settling_and_the_waiting(monkeypatch: pytest.Monkey
         frontend.send(add(request("first", prompt=100), handle=1))
         frontend.send(add(request("second", prompt=100), handle=2))
         assert (await receive(runner)).request.request_id == "first"
-        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + int(2e9 * DEADLINE_S))
+        await cluster_when(frontend, lambda cluster: cluster.queue_length == 1)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + int(3e9 * DEADLINE_S))
         ending = await next_ending(frontend)
         assert ending.error is not None
         assert (ending.handle, ending.error.code) == (2, "out_of_capacity")

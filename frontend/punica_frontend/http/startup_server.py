@@ -22,7 +22,6 @@ from punica_serve.errors import RegistryUnavailable
 from punica_serve.links.backoff import Backoff
 from punica_serve.process.readiness import READY, notify
 from punica_serve.process.run import Drain
-from punica_serve.registry.database import DEADLINE_S
 from punica_serve.registry.registry import Registry
 from punica_serve.registry.shared_adapters import SharedAdapters
 
@@ -45,13 +44,13 @@ async def registry_when_available(
     listener: socket.socket,
     max_connections: int,
     drain: Drain,
+    deadline_s: float,
     tls: ssl.SSLContext | None = None,
-    deadline_s: float = DEADLINE_S,
 ) -> AsyncIterator[Registry | None]:
-    """The registry, as soon as its database can be read; None if the process has to end first. Its calls end by
-    ``deadline_s``.
+    """The registry, as soon as its database can be read; None if the process has to end first.
 
-    Raises ConfigError for a database of a newer version, and for a file that can't be written.
+    ``deadline_s``: of its calls. Raises ConfigError for a database of a newer version, and for a file that can't be
+    written.
     """
     opening = asyncio.create_task(_open(url, shared, deadline_s))
     leaving = asyncio.create_task(drain.wanted())

@@ -78,7 +78,7 @@ def _write_config(cluster: ClusterConfig, folder: Path, port: int, scheduler_por
     document = cluster.model_dump(mode="json", exclude_unset=True)
     document["frontend"] = {**document.get("frontend", {}), "port": port}
     document["scheduler"] = {**document.get("scheduler", {}), "port": scheduler_port}
-    # The benchmark's own gigabytes may hold up the disk; that slows a change, and refuses none.
+    # The benchmark's own gigabytes may hold up the disk; changes should then be slow, not refused.
     document["registry"] = {"timeout_s": _REGISTRY_TIMEOUT_S, **document.get("registry", {})}
     document["data_folder"] = str(folder / "data")
     (folder / "cluster.yaml").write_text(yaml.safe_dump(document))

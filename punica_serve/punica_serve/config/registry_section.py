@@ -6,7 +6,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from punica_serve.config.fields import ConfigModel, File, Name, PositiveInt, Seconds, resolve_folder
+from punica_serve.config.fields import ConfigModel, File, Name, PositiveInt, resolve_folder
 from punica_serve.errors import ConfigError
 from punica_serve.errors.reasons import reason_of
 
@@ -36,9 +36,9 @@ class RegistryConfig(ConfigModel):
     url: Annotated[Name, AfterValidator(_checked)] | None = Field(default=None, repr=False)
     #: File with the PostgreSQL password, for service managers and containers that provide secrets as files.
     password_file: File | None = None
-    #: How long a call may wait for the database; later, changes are refused with 503. Longer for a disk that is slow to
-    #: take a commit.
-    timeout_s: Seconds = 5.0
+    #: How long a call may wait for the database before it is refused with 503. Longer for a disk that is slow to take a
+    #: commit, but no longer than a new registration keeps its files from being deleted.
+    timeout_s: Annotated[float, Field(strict=True, ge=0.1, le=60)] = 5.0
     #: How many days to keep usage and the audit log; null keeps them forever. The default leaves a month to check a
     #: year's bills.
     usage_days: PositiveInt | None = 400

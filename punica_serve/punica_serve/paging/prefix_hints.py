@@ -2,12 +2,12 @@
 
 from collections import OrderedDict
 
-#: The most hints in a report, and the most that are told again to a new scheduler, which keeps as many of a GPU.
-MAX_TOLD, MAX_KEPT = 64, 1024
+#: The most hints in a report, also in that which tells a new scheduler of what is known.
+MAX_HINTS = 256
 
 
 class PrefixHints:
-    """Hints of beginnings that have become known or were found. The oldest are dropped where there are too many."""
+    """Hints of beginnings that became known or were found. The oldest are dropped where there are too many."""
 
     def __init__(self) -> None:
         #: Oldest first.
@@ -19,16 +19,17 @@ class PrefixHints:
         for hints in (self._kept, self._untold):
             hints[hint] = None
             hints.move_to_end(hint)
-            if len(hints) > MAX_KEPT:
+            if len(hints) > MAX_HINTS:
                 hints.popitem(last=False)
 
     def take(self) -> tuple[int, ...]:
-        """The newest that were not told yet, the newest last; older ones go into later reports."""
+        """Those to put into the next report, the newest last, as the scheduler orders them."""
         if not self._untold:
             return ()
-        taken = [self._untold.popitem()[0] for _ in range(min(len(self._untold), MAX_TOLD))]
-        return tuple(reversed(taken))
+        taken = tuple(self._untold)
+        self._untold.clear()
+        return taken
 
     def reset(self) -> None:
-        """Has them told again, because the scheduler may be a new one."""
+        """Puts all that are kept into the next report, for a scheduler that may be new."""
         self._untold = self._kept.copy()

@@ -133,7 +133,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     #: Since the worker started: tokens of requests that began to share pages, and those of them that were found.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    #: Beginnings of prompts that have become known or were found, the newest that were not told since the last Reset:
+    #: Hints of prefixes that became known or were found and were not reported since the last Reset, the newest last:
     #: see ``paging.prefix_hash.hints_of``.
     prefix_hints: tuple[int, ...] = ()
 

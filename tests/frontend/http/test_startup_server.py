@@ -42,7 +42,7 @@ async def waiting(folder: Path, listener: socket.socket, drain: Drain) -> AsyncI
     async def wait() -> str | None:
         url = sqlite_url(folder / "registry.db")
         async with registry_when_available(
-            url, SharedAdapters(), listener=listener, max_connections=50, drain=drain
+            url, SharedAdapters(), listener=listener, max_connections=50, drain=drain, deadline_s=60.0
         ) as registry:
             return url if registry else None
 

@@ -6,6 +6,7 @@ from sqlalchemy.engine import make_url
 
 from punica_serve.config.cluster import ClusterConfig, parse_config
 from punica_serve.errors import ConfigError
+from punica_serve.registry.files import CLAIM_S
 
 
 def parsed(folder: Path, **settings: Any) -> ClusterConfig:
@@ -80,3 +81,10 @@ def test_a_password_comes_from_a_file_whatever_is_in_it(tmp_path: Path) -> None:
 def test_a_password_without_a_user_of_its_own_is_refused(tmp_path: Path, url: str | None) -> None:
     with pytest.raises(ConfigError, match="postgresql://USER@HOST"):
         parsed(tmp_path, registry={"url": url, "password_file": "password"})
+
+
+@pytest.mark.parametrize("timeout_s", [0.05, 61.0, float("inf")])
+def test_a_call_ends_while_a_registration_still_keeps_its_files(tmp_path: Path, timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"registry\.timeout_s"):
+        parsed(tmp_path, data_folder="data", registry={"timeout_s": timeout_s})
+    assert parsed(tmp_path, data_folder="data", registry={"timeout_s": 60.0}).registry.timeout_s <= CLAIM_S

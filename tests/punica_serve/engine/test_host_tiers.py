@@ -4,6 +4,7 @@ import select
 import signal
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,16 +31,16 @@ def test_memory_that_a_reader_process_has_to_map_is_mapped_before_the_first_load
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
     monkeypatch.setattr(HostMemory, "is_whole", is_whole)
-    engine = Engine(EngineConfig(model=tiny_llama), "cpu", packed_cache=PackedCache(tmp_path / "cache", 1 << 20))
-    store = engine._opening.tiers.packed_store
-    assert store is not None and store._process is not None
-    child = store._process._child
-    assert (child is not None) == is_whole
-    if child is not None:
-        assert select.select([child.control], [], [], DEADLINE_S)[0], "it says that it is ready"
-        assert isinstance(child.popen.args, list) and "--map" in child.popen.args
-    engine.close()
-    assert child is None or child.popen.returncode == -signal.SIGKILL
+    config = EngineConfig(model=tiny_llama, host_cache_bytes=1 << 20)
+    with closing(Engine(config, "cpu", packed_cache=PackedCache(tmp_path / "cache", 1 << 20))) as engine:
+        store = engine._opening.tiers.packed_store
+        assert store is not None and store._process is not None
+        child = store._process._child
+        assert (child is not None) == is_whole
+        if child is not None:
+            assert select.select([child.control], [], [], DEADLINE_S)[0], "it says that it is ready"
+            assert isinstance(child.popen.args, list) and "--map" in child.popen.args
+    assert child is None or child.popen.wait(DEADLINE_S) == -signal.SIGKILL
 
 
 def _pools() -> set[threading.Thread]:

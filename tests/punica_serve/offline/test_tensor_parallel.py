@@ -5,9 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -70,7 +68,8 @@ def test_two_ranks_say_what_one_device_says_and_end_together(
         llm.engine.check_invariants()
         lags_us = llm.engine.launch_lags_us()
         assert min(map(len, lags_us.values())) > 10
-        assert median(map(abs, chain(*lags_us.values()))) < 1e6, "the ranks launched the same steps"
+        launched_apart = [sum(abs(lag_us) >= 1e6 for lag_us in lags) for lags in lags_us.values()]
+        assert max(launched_apart) <= 2, "the ranks launched the same steps, whatever stalls came between"
         margin = llm.engine._group.with_ranks(LaunchMargin(0.0, early_s=60.0))
         assert margin is not None and 0.0 < margin.ranks_early_s[1] < 120.0, "the rank launched the newest step"
         assert capfd.readouterr().err == ""

@@ -254,6 +254,7 @@ async def test_a_source_that_trickles_is_given_up(
         StoreUnavailable, match=r"adapter_(config\.json|model\.safetensors) more slowly than 1 KiB/s over 0\.2 s"
     ):
         await of_server(http_server).fetch(url, folder, is_admin=False)
+    assert http_server.num_gets["/a/adapter_model.safetensors"], "both are fetched at once"
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,5 @@ class ServingSettings:
 
     @property
     def adapters(self) -> str:
-        """The adapters in words. Their rank is another server's own affair."""
+        """The adapters in words. The rank is unknown for another server."""
         return f"rank {self.rank}" if self.url is None else f"the adapters {self.adapter_name!r} of {self.url}"

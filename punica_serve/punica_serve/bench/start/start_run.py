@@ -35,7 +35,7 @@ class StartSettings:
 
 
 def run(settings: StartSettings, progress: Progress) -> Report:
-    """Measures the starts in turn. A device or group that fails is told, and is not started again."""
+    """Measures the starts in turn. A device or group that fails is reported once, and skipped from then on."""
     task = progress.add_task("starts", total=2 * (settings.num_rounds + 1))
     starts: dict[str, list[Start]] = {device: [] for device in settings.devices}
     failures: dict[str, str] = {}
@@ -45,6 +45,7 @@ def run(settings: StartSettings, progress: Progress) -> Report:
                 start = start_once(settings.config, device, settings.timeout_s, partial(_show, progress, task, device))
             except RuntimeError as error:
                 failures[device] = f"{error}"
+                progress.advance(task, settings.num_rounds + 1 - number)
                 continue
             if number:
                 starts[device].append(start)

@@ -60,7 +60,9 @@ def test_one_that_fails_is_not_started_again_and_costs_the_other_nothing(
         return Start(3.0, [{"imports": 2.0}])
 
     monkeypatch.setattr(start_run, "start_once", start)
-    report = run(_settings(tiny_llama, 2), Progress(disable=True))
+    progress = Progress(disable=True)
+    report = run(_settings(tiny_llama, 2), progress)
+    assert progress.finished
     assert begun == ["cpu", "cpu,cpu", "cpu", "cpu"]
     assert report.failures == ["cpu,cpu can't be started"]
     assert report.tables[0].rows == [("cpu", 0, 3.0, 2.0, 1.0)] and not report.facts
