@@ -22,6 +22,8 @@ from punica_serve.errors import ModelRejected
 _MODEL_FOLDER = "set `engine.model`, or LLM's `model`, to a folder on this machine in Hugging Face's format"
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0)]
+#: No model has nearly as many, and what is made for each layer must end.
+_NumLayers = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class _ConfigFile(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class _ConfigFile(msgspec.Struct, frozen=True):
     vocab_size: PositiveInt
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
+    num_hidden_layers: _NumLayers
     num_attention_heads: PositiveInt
     max_position_embeddings: PositiveInt
     #: None: as many as num_attention_heads.

@@ -53,6 +53,11 @@ async def test_a_body_that_can_not_be_read_is_refused_in_vllms_shape(api: httpx.
         assert "error parsing the body" not in str(error_of(answer)[2])
 
 
+async def test_a_compressed_body_is_the_clients_mistake(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/load_lora_adapter", json={}, headers={"content-encoding": "gzip"})
+    assert error_of(answer)[:2] == (415, "BadRequestError")
+
+
 @pytest.mark.parametrize("body", [{}, {"lora_name": "x"}, {"lora_path": "/x"}, {"lora_name": "", "lora_path": "/x"}])
 async def test_a_field_that_is_missing(api: httpx.AsyncClient, body: dict[str, str]) -> None:
     message = "Both 'lora_name' and 'lora_path' must be provided."

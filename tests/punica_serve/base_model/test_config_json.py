@@ -218,6 +218,7 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
         ({"hidden_size": None}, "`hidden_size` is not valid: Expected `int`, got `null`"),
         ({"vocab_size": "many"}, "`vocab_size` is not valid"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is not valid: Expected `int` >= 1"),
+        ({"num_hidden_layers": 10**8}, "`num_hidden_layers` is not valid: Expected `int` <= 10000"),
         ({"num_key_value_heads": 3}, "`num_key_value_heads` must divide"),
         ({"num_attention_heads": 3}, "`num_attention_heads` must divide hidden_size"),
         ({"head_dim": 15}, "`head_dim` must be even"),

@@ -8,6 +8,7 @@ from punica_serve.bench.report import Column, Report, TableData, Value, host_fac
 from punica_serve.bench.serving.serving_goals import serving_goals
 from punica_serve.bench.serving.serving_run import ServingRow
 from punica_serve.bench.serving.serving_settings import ServingSettings
+from punica_serve.bench.serving.serving_workloads import cut_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,13 +47,16 @@ _LONG_COLUMNS = (
 )
 
 
-def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_name: str) -> Report:
-    """The table and the picture of one run."""
+def make_report(rows: Sequence[ServingRow], settings: ServingSettings, model_name: str, *, max_context: int) -> Report:
+    """The table and the picture of one run. ``max_context``: the model's, in tokens."""
     level = settings.level
+    loads = zip(settings.workloads, settings.num_requests, strict=True)
+    cuts = (cut_in_words(workload, count, max_context) for workload, count in loads)
     notes = (
         f"{settings.load}; {settings.adapters}; every adapter was used before",
         f"the SLO: first token within {level.first_token_s * 1e3:g} ms and"
         f" {level.per_token_s * 1e3:g} ms for each later token on average",
+        *(words for words in cuts if words is not None),
     )
     table = TableData("serving", f"serving: {model_name}", _COLUMNS, [_cells(row) for row in rows], notes)
     return Report(

@@ -80,6 +80,17 @@ def long_requests(
     return (ServedRequest(_tokens(rng, num_tokens, vocab_size), 1, adapter) for _ in repeat(None))
 
 
+def cut_in_words(workload: WorkloadName, count: int, max_context: int) -> str | None:
+    """How the first ``count`` requests of a workload differ from what it is; None if the context holds them."""
+    lengths = _lengths(workload, count)
+    cut = [_cut(length, max_context) for length in lengths]
+    if cut == list(lengths):
+        return None
+    prompt, answer = (max(tokens) for tokens in zip(*((each.prompt, each.output) for each in cut), strict=True))
+    limit = f"the context of {max_context:,d} tokens"
+    return f"{workload}: requests are cut to {limit}, prompts to {prompt:,d} at most, answers to {answer:,d}"
+
+
 def num_adapters(requests: Sequence[ServedRequest]) -> int:
     """Adapters that these requests need: their numbers are below it."""
     return 1 + max((request.adapter for request in requests if request.adapter is not None), default=-1)

@@ -86,10 +86,13 @@ def remove(
     with _client(url, key) as client:
         deadline_s = time.monotonic() + wait_s
         deletion = client.delete(_route(name), {"wait_s": min(wait_s, 5.0)})
+        shared_with = deletion.get("shared_with")
         while deletion["status"] != "deleted" and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
             deletion = client.get(deletion["status_url"])
-    if deletion["status"] == "deleted":
+    if shared_with:
+        print(f"{name} is removed; its bytes stay, which these adapters have too: {', '.join(shared_with)}")
+    elif deletion["status"] == "deleted":
         print(f"{name} is removed everywhere")
     else:
         print(f"{name} is removed; its memory is freed when nothing uses it any more; see {deletion['status_url']}")

@@ -98,7 +98,7 @@ def _benchmark(cluster: "ClusterConfig", settings: "ServingSettings", key: str |
 
     model = read_model_config(cluster.engine.model)
     rows = run_all(cluster, model, settings, key, progress)
-    return make_report(rows, settings, cluster.engine.served_name)
+    return make_report(rows, settings, cluster.engine.served_name, max_context=cluster.engine.context_of(model))
 
 
 def _write_peer_files(folder: Path, cluster: "ClusterConfig", count: int, rank: int, batch_size: int | None) -> None:

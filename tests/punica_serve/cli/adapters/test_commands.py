@@ -133,6 +133,12 @@ def test_remove_waits_for_the_end(cli: Cli, frontend: StubFrontend, monkeypatch:
     assert frontend.requests == ["DELETE /v1/adapters/roman?wait_s=5.0", *["GET /v1/adapter-deletions/x"] * 2]
 
 
+def test_remove_says_who_else_has_the_bytes(cli: Cli, frontend: StubFrontend) -> None:
+    frontend.answers = [(200, {**REMOVED, "shared_with": ["shared/hex", "mine"]})]
+    outcome = cli("adapters", "remove", "roman", "--url", frontend.url)
+    assert outcome.exit_code == 0 and "its bytes stay" in outcome.stdout and "shared/hex, mine" in outcome.stdout
+
+
 def test_remove_may_leave_the_rest_to_the_cluster(cli: Cli, frontend: StubFrontend) -> None:
     frontend.answers = [(202, REMOVING)]
     outcome = cli("adapters", "remove", "roman", "--wait-s", "0", "--url", frontend.url)
