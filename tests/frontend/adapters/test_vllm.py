@@ -1,10 +1,12 @@
 """vLLM's words, as its clients know them."""
 
+import json
+
 import httpx
 import pytest
 
 from adapter_world import World
-from punica_frontend.adapters.vllm_answers import uri_of
+from punica_frontend.adapters.vllm_answers import uri_of, vllm_error
 from punica_serve.errors import Conflict
 from punica_serve.protocol import AdapterRef
 from punica_serve.registry.records import AdapterVersion
@@ -53,9 +55,9 @@ async def test_a_body_that_can_not_be_read_is_refused_in_vllms_shape(api: httpx.
         assert "error parsing the body" not in str(error_of(answer)[2])
 
 
-async def test_a_compressed_body_is_the_clients_mistake(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/load_lora_adapter", json={}, headers={"content-encoding": "gzip"})
-    assert error_of(answer)[:2] == (415, "BadRequestError")
+@pytest.mark.parametrize(("status", "kind"), [(415, "BadRequestError"), (500, "InternalServerError")])
+def test_a_status_without_a_type_of_its_own_says_whose_mistake_it_is(status: int, kind: str) -> None:
+    assert json.loads(bytes(vllm_error(status, "compressed").body))["error"]["type"] == kind
 
 
 @pytest.mark.parametrize("body", [{}, {"lora_name": "x"}, {"lora_path": "/x"}, {"lora_name": "", "lora_path": "/x"}])
