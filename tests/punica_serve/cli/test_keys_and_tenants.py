@@ -37,7 +37,7 @@ def test_a_command_waits_for_the_database_as_long_as_the_config_says(write_confi
     async def deadline_s(registry: Registry) -> float:
         return registry._database.deadline_s
 
-    assert on_registry(write_config(registry={"timeout_s": 70.0}), deadline_s) == 70.0
+    assert on_registry(write_config(registry={"timeout_s": 45.0}), deadline_s) == 45.0
 
 
 def test_a_key_is_made_shown_once_and_revoked(cli: Cli, config: Path) -> None:
