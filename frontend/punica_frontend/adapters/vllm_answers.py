@@ -7,9 +7,9 @@ from typing_extensions import TypedDict
 from punica_frontend.api.errors import log_for_operator, status_of
 from punica_serve.errors import Forbidden, InvalidRequest, PunicaError
 
-#: vLLM's ``type`` for each status; for other statuses of a client's mistake, that of its API.
+#: vLLM's ``type`` for each status, and for all others of a client's or a server's error.
 _TYPES = {400: "InvalidUserInput", 403: "PermissionDeniedError", 404: "NotFoundError", 429: "RateLimitError"}
-_CLIENTS, _SERVERS = "BadRequestError", "InternalServerError"
+_CLIENT_ERROR, _SERVER_ERROR = "BadRequestError", "InternalServerError"
 
 
 class VllmErrorObject(TypedDict):
@@ -29,7 +29,7 @@ class VllmErrorBody(TypedDict):
 
 
 def vllm_error(status: int, message: str) -> Response:
-    kind = _TYPES.get(status, _CLIENTS if status < 500 else _SERVERS)
+    kind = _TYPES.get(status, _CLIENT_ERROR if status < 500 else _SERVER_ERROR)
     error = VllmErrorObject(message=message, type=kind, param=None, code=status)
     return JSONResponse(VllmErrorBody(error=error), status)
 
