@@ -3,16 +3,28 @@
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from punica_serve.config.fields import ConfigModel, Name, PositiveInt, Seconds, resolve_folder
 
+#: Schemes whose URLs name a place before the folder -> what it is called, and how to write such a URL. Others, such as
+#: memory://, may name none.
+_PLACES = {
+    "http": ("host", "http://HOST/FOLDER"),
+    "https": ("host", "https://HOST/FOLDER"),
+    "s3": ("bucket", "s3://BUCKET/FOLDER"),
+    "gs": ("bucket", "gs://BUCKET/FOLDER"),
+    "gcs": ("bucket", "gcs://BUCKET/FOLDER"),
+    "hf": ("repository", "hf://USER/REPOSITORY"),
+}
+
 
 def _folder_or_url(url: str, info: ValidationInfo) -> str:
     """Resolves a folder relative to the config file, as everywhere."""
     if "://" in url:
-        return _of_known_scheme(url)
+        return _with_place(_of_known_scheme(url))
     return str(resolve_folder(Path(url), info))
 
 
@@ -23,6 +35,14 @@ def _of_known_scheme(url: str) -> str:
     scheme = url.partition("://")[0].partition("::")[0]
     if scheme not in available_protocols():
         raise ValueError(f"no file system is known for {scheme}://; use a folder, or a URL such as s3://bucket/folder")
+    return url
+
+
+def _with_place(url: str) -> str:
+    """Refuses a URL that stops before its host or bucket, or skips it: only the first adapter would tell."""
+    what, example = _PLACES.get(url.partition("://")[0], ("", ""))
+    if what and not urlsplit(url).hostname:
+        raise ValueError(f"names no {what}; write {example}")
     return url
 
 

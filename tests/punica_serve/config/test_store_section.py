@@ -22,6 +22,28 @@ def test_a_folder_is_relative_to_the_file_and_a_url_is_not(tmp_path: Path) -> No
     assert parse(tmp_path, url="s3://bucket/adapters").store_url == "s3://bucket/adapters"
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://", "names no host; write http://HOST/FOLDER, got 'http://'"),
+        ("https://", "names no host; write https://HOST/FOLDER, got 'https://'"),
+        ("https:///adapters", "names no host; write https://HOST/FOLDER"),
+        ("http://:8080/adapters", "names no host; write http://HOST/FOLDER"),
+        ("s3://", "names no bucket; write s3://BUCKET/FOLDER, got 's3://'"),
+        ("s3:///adapters", "names no bucket; write s3://BUCKET/FOLDER"),
+        ("hf://", "names no repository; write hf://USER/REPOSITORY"),
+    ],
+)
+def test_a_url_without_its_host_or_bucket_is_refused(tmp_path: Path, url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"`store.url`: {message}"):
+        parse(tmp_path, url=url)
+
+
+def test_other_schemes_may_name_no_place(tmp_path: Path) -> None:
+    for url in ("memory://", "file:///adapters"):
+        assert parse(tmp_path, url=url).store_url == url
+
+
 def test_sources(tmp_path: Path) -> None:
     sources = parse(tmp_path, sources={"allowed": ["s3://b/team/"], "private_networks": ["10.1.0.0/16"]}).store.sources
     assert sources.allowed == ("s3://b/team/",)
