@@ -96,7 +96,8 @@ async def _measure(settings: FrontendSettings, tick: Callable[[], object]) -> Fr
                 stepping.cancel()
             seconds, num_tokens = time.monotonic() - started_s, scheduler.num_tokens - num_tokens
             if not num_tokens:
-                raise ClusterUnavailable(f"no token was sent in {seconds:.1f} s; try more (`--tokens-per-s`)")
+                reason = "the frontend or its clients stopped; see their messages above"
+                raise ClusterUnavailable(f"no token was sent in {seconds:.1f} s: {reason}")
             return FrontendMeasured(
                 seconds=seconds,
                 cpu_s=process.cpu_s - cpu_s,

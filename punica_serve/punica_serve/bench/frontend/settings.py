@@ -1,7 +1,10 @@
 """The options of `bench frontend`."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from punica_serve.errors import ConfigError
 
 StreamApi = Literal["websocket", "http", "chat", "generate"]
 
@@ -26,6 +29,18 @@ class FrontendSettings:
     #: Requests take them in turn; 0: the base model serves all.
     num_adapters: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the measured seconds may have no token."""
+        if self.longest_pause_s <= self.seconds:
+            return
+        pause_s, seconds = self.longest_pause_s, self.seconds
+        least_rate, least_s = _raised(self.tokens_per_s * pause_s / seconds), _raised(pause_s)
+        message = (
+            f"`--tokens-per-s` {self.tokens_per_s:g} may bring no token for {pause_s:.3g} s, and `--seconds` is"
+            f" {seconds:g}; give `--tokens-per-s` {least_rate} or more, or `--seconds` {least_s} or more"
+        )
+        raise ConfigError(message, param="tokens_per_s")
+
     @property
     def num_requests(self) -> int:
         """Requests that run at the same time."""
@@ -39,3 +54,14 @@ class FrontendSettings:
     def step_s(self) -> float:
         """Duration of a step, in which each GPU makes a token for each of its requests."""
         return self.num_requests / self.tokens_per_s
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Longest time without a token. GPUs take turns in a step, and those without a request bring none."""
+        num_idle = max(0, self.num_gpus - self.num_requests)
+        return self.step_s * (num_idle + 1) / self.num_gpus
+
+
+def _raised(value: float) -> str:
+    """The value with two decimals, rounded up, so that it is enough."""
+    return f"{math.ceil(value * 100) / 100:.12g}"
