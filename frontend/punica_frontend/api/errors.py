@@ -85,7 +85,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 #: pydantic's error types for a body that is missing or is no object.
 _NOT_AN_OBJECT = ("missing", "model_attributes_type")
 
-#: Default seconds for ``Retry-After``, where trying again may help.
+#: Default seconds for ``Retry-After``, where trying again may help. Nobody knows when the cause of a 503 ends: it may
+#: be at once, and a frontend itself looks for its registry every 2 s at least.
 RETRY_AFTER_S = {429: 1, 503: 2}
 
 #: Error classes by their wire codes.

@@ -122,9 +122,7 @@ class Database:
 
     def _unavailable(self, message: str, reason: str) -> RegistryUnavailable:
         detail = f"{self.shown_url}: {reason}"
-        return RegistryUnavailable(
-            f"{message}; frontends that have read it go on", detail=detail, retry_after_s=self.deadline_s
-        )
+        return RegistryUnavailable(f"{message}; frontends that have read it go on", detail=detail)
 
 
 def _parsed(url: str) -> URL:

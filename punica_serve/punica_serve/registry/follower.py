@@ -51,8 +51,7 @@ class Follower:
         except TimeoutError as error:
             raise RegistryUnavailable(f"the registry was not read within {self._database.deadline_s:g} s") from error
         if self._failure:
-            failure = self._failure
-            raise RegistryUnavailable(failure.message, detail=failure.detail, retry_after_s=failure.retry_after_s)
+            raise RegistryUnavailable(self._failure.message, detail=self._failure.detail)
         return self.snapshot
 
     async def poll(self) -> None:

@@ -51,7 +51,7 @@ async def fails_in_time(registry: Registry) -> None:
         began_s = time.monotonic()
         with pytest.raises(RegistryUnavailable, match="nothing can be changed until it is back") as error:
             await call
-        assert error.value.retry_after_s
+        assert error.value.retry_after_s is None, "it may be back at once, so the answer names the shortest time"
         assert time.monotonic() - began_s < DEADLINE_S + PATIENCE_S
 
 
@@ -166,7 +166,7 @@ async def test_a_full_disk_is_told_of_and_its_place_to_operators_alone(open_regi
                 await connection.exec_driver_sql(statement)
     assert "disk of the registry's database is full" in error.value.message
     assert own.shown_url not in error.value.message and own.shown_url in str(error.value)
-    assert error.value.retry_after_s
+    assert error.value.retry_after_s is None
 
 
 async def test_a_file_on_a_disk_that_is_full_before_it_is_opened(migrated_sqlite: Path, tmp_path: Path) -> None:
