@@ -67,7 +67,7 @@ def url(installed: Path, demo: Path, tmp_path: Path) -> Iterator[str]:
 
 def _printed_by(python: Path, code: str, folder: Path) -> str:
     """What the code prints, run in this folder."""
-    command = [python, "-c", code]
+    command = [str(python), "-c", code]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
