@@ -33,10 +33,11 @@ class SamplingRows:
     filters: Filters | None = None
 
 
-def scale_logits(logits: Tensor, temperatures: Tensor) -> Tensor:
+def scale_logits(logits: Tensor, temperatures: Tensor, highest: Tensor | None = None) -> Tensor:
     """(logits - highest) / temperature of each row, float32 [R, V]: no temperature makes a finite logit infinite.
 
-    logits: [R, V]; temperatures: float32 [R], above 0.
+    logits: [R, V]; temperatures: float32 [R], above 0; highest: float32 [R], of rows that have other logits too.
     """
     scores = logits.float()
-    return (scores - scores.amax(-1, keepdim=True)).div_(temperatures[:, None])
+    highest = scores.amax(-1) if highest is None else highest
+    return (scores - highest[:, None]).div_(temperatures[:, None])

@@ -28,7 +28,7 @@ class Collectives(ABC):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks in a fixed order, the same bits on each. ``tensor`` may be overwritten.
 
-        tensor: contiguous, any shape and floating dtype.
+        tensor: contiguous, any shape; of a floating dtype, or int64.
         """
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """Sampling from the whole vocabulary, or from one that the ranks of a group divide, without gathering its logits.
 
-Each rank draws its best token of each row; one exchange of 16 bytes a row decides. Rows with top-k, top-p or min-p
-exchange their logits, since a threshold depends on all of them.
+Each rank draws its best token of each row; one exchange of 16 bytes a row decides. A step with top-k, top-p or min-p in
+any row takes five more exchanges, whatever the number of rows: four find what the filters keep (`divided_filters`), and
+one decides again.
 """
 
 from typing import Protocol
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from punica_kernels import sampling
 from punica_kernels.part_sampling import draw, pick_drawn
-from punica_kernels.sampling_rows import Filters, SamplingRows
+from punica_kernels.sampling_rows import Filters, SamplingRows, scale_logits
 from punica_serve.base_model.group_sizes import VOCABULARY_BLOCK
 from punica_serve.base_model.rank import Rank
+from punica_serve.engine.ranks.divided_filters import DividedFilters
 from punica_serve.models.collectives import Collectives
 
 
@@ -49,18 +51,21 @@ class DividedDrawing:
 
     def __init__(self, vocab_size: int, collectives: Collectives) -> None:
         size = collectives.rank.size
-        self._parts = [Rank(index, size).blocks(vocab_size, VOCABULARY_BLOCK) for index in range(size)]
+        parts = [Rank(index, size).blocks(vocab_size, VOCABULARY_BLOCK) for index in range(size)]
         self._vocab_size = vocab_size
         self._collectives = collectives
-        self.vocabulary = self._parts[collectives.rank.index]
+        self._filters = DividedFilters(parts, collectives)
+        self.vocabulary = parts[collectives.rank.index]
 
     def sample(self, logits: Tensor, rows: SamplingRows, *, masked: bool = False, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        drawn = draw(logits, rows, self.vocabulary.start, masked=masked)
-        pick_drawn(self._collectives.all_gather(drawn), rows.temperatures, out)
+        drawn = self._draw(logits, rows, masked=masked)
+        pick_drawn(drawn, rows.temperatures, out)
         if rows.filters is not None:
-            out.index_copy_(0, rows.filters.rows, self._sample_filtered(logits, rows, rows.filters, masked))
+            filtered = self._sample_filtered(logits, rows, rows.filters, drawn[:, :, 0].amax(0))
+            is_valid = out.index_select(0, rows.filters.rows) >= 0
+            out.index_copy_(0, rows.filters.rows, filtered.where(is_valid, -1))
         return out
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, top_n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,22 +80,21 @@ class DividedDrawing:
         best_ids = top_ids.transpose(0, 1).flatten(1).gather(1, places)
         return (chosen.amax(0) - log_total).squeeze(1), best_ids.long(), best - log_total
 
-    def _sample_filtered(self, logits: Tensor, rows: SamplingRows, filters: Filters, masked: bool) -> Tensor:
-        """int64 [F]: the tokens of the rows with filters, from all their logits, as one rank would sample them."""
-        whole = self._gather_logits(logits.index_select(0, filters.rows))
-        temperatures, seeds, positions = (
-            each.index_select(0, filters.rows) for each in (rows.temperatures, rows.seeds, rows.positions)
-        )
-        every = Filters(torch.arange(len(whole), device=whole.device), filters.top_k, filters.top_p, filters.min_p)
-        return sampling.sample(whole, SamplingRows(temperatures, seeds, positions, every), masked=masked)
+    def _draw(self, logits: Tensor, rows: SamplingRows, *, masked: bool) -> Tensor:
+        """The best token of each row of all ranks, float32 [ranks, R, 4]."""
+        return self._collectives.all_gather(draw(logits, rows, self.vocabulary.start, masked=masked))
 
-    def _gather_logits(self, logits: Tensor) -> Tensor:
-        """[rows, tokens of this part] -> [rows, vocab]."""
-        width = max(map(len, self._parts))
-        padded = logits.new_zeros(len(logits), width)
-        padded[:, : logits.shape[1]] = logits
-        gathered = self._collectives.all_gather(padded)
-        return torch.cat([rows[:, : len(part)] for part, rows in zip(self._parts, gathered, strict=True)], dim=1)
+    def _sample_filtered(self, logits: Tensor, rows: SamplingRows, filters: Filters, highest: Tensor) -> Tensor:
+        """int64 [F]: the tokens of the rows with filters. highest: float32 [R], of the whole vocabulary."""
+        temperatures, seeds, positions, peaks = (
+            each.index_select(0, filters.rows) for each in (rows.temperatures, rows.seeds, rows.positions, highest)
+        )
+        scores = scale_logits(logits.index_select(0, filters.rows), temperatures, peaks)
+        scaled = SamplingRows(torch.ones_like(temperatures), seeds, positions)
+        drawn = self._draw(self._filters.keep(scores, filters), scaled, masked=True)
+        out = torch.empty_like(filters.rows)
+        pick_drawn(drawn, scaled.temperatures, out)
+        return out
 
     def _logits_of(self, token_ids: Tensor, logits: Tensor) -> Tensor:
         """[rows, 1]: the logit of each row's token; -inf if another rank has it."""

@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from punica_kernels.sampling_rows import Filters, SamplingRows
+from examples import examples
+from filter_cases import random_filters, random_logits, without_near_ties
+from punica_kernels.sampling_rows import Filters, SamplingRows, scale_logits
 from punica_serve.engine.ranks.drawing import Drawing, drawing_of
 from punica_serve.models.collectives import SINGLE_RANK, Collectives
 from thread_ranks import run_ranks
@@ -40,6 +44,30 @@ def test_every_rank_samples_what_one_samples(dtype: torch.dtype, filtered: bool,
         return drawing.sample(own(logits, drawing), rows)
 
     assert expected[5] == -1
+    for tokens in run_ranks(size, run):
+        assert torch.equal(tokens, expected)
+
+
+@given(st.integers(1, 8), st.integers(0, 300), st.integers(0, 9999), st.booleans())
+@settings(max_examples=examples(60), deadline=None)
+def test_ranks_sample_filtered_rows_as_one_rank_does(size: int, more_tokens: int, seed: int, masked: bool) -> None:
+    """Of all rows about half have filters; some rows are not finite, some greedy."""
+    rng = torch.Generator().manual_seed(seed)
+    vocab_size = 8 * size + more_tokens
+    logits = random_logits(rng, NUM_ROWS, vocab_size)
+    if not masked:
+        logits = logits.where(logits > -torch.inf, -1e4)
+    logits[3, -1], logits[7] = torch.nan, -torch.inf
+    rows = rows_of(None)
+    numbers = ((torch.rand(NUM_ROWS, generator=rng) < 0.5) & (rows.temperatures > 0)).nonzero().squeeze(1)
+    scores = scale_logits(logits[numbers], rows.temperatures[numbers])
+    rows = rows_of(without_near_ties(scores, random_filters(rng, numbers, vocab_size)))
+    expected = drawing_of(vocab_size, SINGLE_RANK).sample(logits, rows, masked=masked)
+
+    def run(collectives: Collectives) -> Tensor:
+        drawing = drawing_of(vocab_size, collectives)
+        return drawing.sample(own(logits, drawing), rows, masked=masked)
+
     for tokens in run_ranks(size, run):
         assert torch.equal(tokens, expected)
 
