@@ -61,6 +61,13 @@ def are_integers(values: list[Any]) -> bool:
     return True
 
 
+def _refuse_ids(value: Any) -> Any:
+    """Refuses token ids where OpenAI's completions take them, and names the field for them."""
+    if isinstance(value, list) and are_integers(value):
+        raise PydanticCustomError("ids_as_text", "Input should be a text; give token ids as `input_ids`")
+    return value
+
+
 def _range(name: str) -> dict[str, Any]:
     return RANGES[name].as_constraints()
 
@@ -168,7 +175,9 @@ class SloBody(Strict):
 class GenerateFields(Strict):
     """One request. Fields that are null or left out take the model's own defaults."""
 
-    prompt: Text | None = Field(None, description="Text to continue. Either this or input_ids.", examples=["42"])
+    prompt: Annotated[Text, BeforeValidator(_refuse_ids)] | None = Field(
+        None, description="Text to continue. Either this or input_ids.", examples=["42"]
+    )
     input_ids: list[int] | None = Field(None, fail_fast=True, description="The prompt as token ids, used unchanged.")
     lora_id: str | None = Field(None, description="Name of the LoRA model; null is the base model.", examples=["roman"])
     max_tokens: int | None = Field(

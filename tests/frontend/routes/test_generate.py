@@ -144,6 +144,13 @@ async def test_bad_input_names_the_field(client: httpx.AsyncClient, cluster: Ech
         assert cluster.requests == [], body
 
 
+async def test_token_ids_as_the_prompt_are_sent_to_their_own_field(client: httpx.AsyncClient) -> None:
+    response = await generate(client, prompt=[5, 6])
+    message = "`prompt`: Input should be a text; give token ids as `input_ids`, got [5, 6]"
+    assert (response.status_code, response.json()["error"]["message"]) == (422, message)
+    assert (await generate(client, input_ids=[5, 6])).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "field", "status"),
     [
