@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from punica_serve.cli.given_model import check_given_model
 from punica_serve.cli.room_lines import adapter_lines, batch_line, prefill_line
 from punica_serve.errors import ConfigError, ModelFileMissing
 from punica_serve.numbers import counted, gib, is_count
@@ -35,14 +36,18 @@ def gpu_bytes(name: str) -> int:
 
 
 def engine_for(folder: Path) -> "EngineConfig":
-    """The settings of `up --model FOLDER`, which may be a ``demo:`` or ``shape:`` name. Raises ConfigError."""
+    """The settings of `up --model FOLDER`, which may be a ``demo:`` or ``shape:`` name. Raises ConfigError, also if no
+    model is there.
+    """
     from punica_serve.config.engine_section import EngineConfig
     from punica_serve.config.fields import folder_at
 
     try:
-        return EngineConfig(model=folder_at(folder, Path.cwd()))
+        engine = EngineConfig(model=folder_at(folder, Path.cwd()))
     except ValueError as error:
-        raise ConfigError(f"model folder {folder}: {error}", param="model") from error
+        raise ConfigError(f"model {folder}: {error}", param="model") from error
+    check_given_model("model", str(folder), engine.model, takes_shapes=True)
+    return engine
 
 
 def check_model(

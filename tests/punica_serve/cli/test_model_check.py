@@ -49,10 +49,24 @@ def test_a_model_that_also_sees_images_is_served_as_text(cli: Cli, tmp_path: Pat
     assert told not in cli("config", "check", "shape:gemma-3-12b")[1]
 
 
-@pytest.mark.parametrize("given", ["demo:nothing", "~nobody-here/model"])
-def test_a_name_of_no_folder_is_refused(cli: Cli, given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nowhere", "model nowhere: there is no such folder; give a folder on this machine in Hugging Face's format"),
+        ("demo:nothing", "model demo:nothing: there is no such folder; give a folder on this machine"),
+        ("shape:nothing", "model shape:nothing: there is no such shape; give "),
+        (".", "model .: the folder has no config.json; give a folder"),
+        ("x" * 300, ": there is no such folder; give a folder"),
+        ("~nobody-here/model", "model ~nobody-here/model: Could not determine home directory"),
+    ],
+)
+def test_a_name_of_no_model_is_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     exit_code, _, stderr = cli("config", "check", "--model", given)
-    assert exit_code == 2 and "model folder " in stderr and "Traceback" not in stderr
+    assert exit_code == 2 and message in stderr and stderr.count("\n") == 1
+    assert given.startswith("~") or "demo:model, or shape: with one of llama-2-7b, " in stderr
 
 
 def test_a_context_beyond_the_memory_is_told_with_the_one_that_fits(cli: Cli) -> None:

@@ -149,9 +149,12 @@ def _written_config(
         return None
     if is_given:
         raise ConfigError("`--model` and `--config` both say what to serve; give only one", param="model")
+    from punica_serve.cli.given_model import check_given_model
     from punica_serve.cli.up.written_config import config_for
 
-    return config_for(model, adapters, devices)
+    written = config_for(model, adapters, devices)
+    check_given_model("`--model`", model, written.config.engine.model, takes_shapes=False)
+    return written
 
 
 def _write(written: "WrittenConfig | None", console: "Console") -> None:

@@ -65,7 +65,21 @@ def test_the_same_options_use_the_same_file_and_leave_nothing_else(data_home: Pa
         (["--model", "m", "--adapter", "latin"], "`--adapter` 'latin' is not NAME=FOLDER"),
         (["--model", "m", "--adapter", "a=1", "--adapter", "a=2"], "`--adapter` names 'a' twice"),
         (["--model", "m", "--device", "tpu"], "the options of `up`: `runner.devices"),
-        (["--model", "/nowhere/model"], "model folder /nowhere/model does not exist"),
+        (
+            ["--model", "nope"],
+            "`--model` nope: there is no such folder; give a folder on this machine in Hugging Face's f",
+        ),
+        (["--model", "/nowhere/model"], "`--model` /nowhere/model: there is no such folder; give "),
+        (["--model", "/dev"], "`--model` /dev: the folder has no config.json; give "),
+        (
+            ["--model", ""],
+            "`--model` names nothing; give a folder on this machine in Hugging Face's format, or demo:model",
+        ),
+        (["--model", "demo:nope"], "`--model` demo:nope: there is no such folder; give "),
+        (
+            ["--model", "shape:1b"],
+            "`--model` shape:1b is a shape, without weights to serve; give a folder on this machine",
+        ),
         (["--model", "~nobody-here/m"], "`--model` ~nobody-here/m: no such user is on this machine"),
         (["--model", "m", "--adapter", "a=~nobody-here/a"], "`--adapter` ~nobody-here/a: no such user"),
         (["--model", "m", "--config", "gpu"], "`--model` and `--config` both say what to serve"),
