@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from rich.progress import Progress
 
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.bench.process_figures import ProcessFigures
 from punica_serve.bench.serving.http_stream import HttpClient
+from punica_serve.bench.serving.listed_model import base_name
 from punica_serve.bench.serving.load_loops import Client, LoadRun, closed_loop, long_prompts, poisson
 from punica_serve.bench.serving.served_times import LongPromptResult, ServingResult, beside_long_prompts, result_of
 from punica_serve.bench.serving.serving_cluster import serving_cluster, with_dummies
@@ -31,9 +31,7 @@ from punica_serve.bench.serving.socket_stream import SocketClient
 from punica_serve.bench.token_bar import TokenBar
 from punica_serve.config.cluster import ClusterConfig
 from punica_serve.errors import ConfigError, RequestFailed
-from punica_serve.links.client_errors import message_of, no_answer
 
-_TIMEOUT_S = 60.0
 #: Requests at once while every adapter is used for the first time, before the clock starts.
 _WARM_UP_CLIENTS = 8
 
@@ -105,23 +103,11 @@ def _check_one_engine(config: ClusterConfig, settings: ServingSettings) -> None:
 def _server(config: ClusterConfig, model: ModelConfig, settings: ServingSettings, key: str | None) -> Iterator[Server]:
     """The server at the settings' URL, or a cluster that runs while the context is open."""
     if settings.url is not None:
-        yield Server(settings.url.rstrip("/"), _base_name(settings.url, key))
+        yield Server(settings.url.rstrip("/"), base_name(settings.url, key))
         return
     with tempfile.TemporaryDirectory() as folder, serving_cluster(config, model, Path(folder)) as cluster:
         frontends = [figures for name, figures in cluster.processes.items() if name.startswith("frontend")]
         yield Server(cluster.url, config.engine.served_name, frontends)
-
-
-def _base_name(url: str, key: str | None) -> str:
-    """The first model that a server lists, which is the base model, here and in vLLM."""
-    headers = {"Authorization": f"Bearer {key}"} if key else None
-    try:
-        answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise no_answer(url, error) from error
-    if not answer.is_success:
-        raise RequestFailed(message_of(url, answer.status_code, answer.content))
-    return str(answer.json()["data"][0]["id"])
 
 
 _Loads = Mapping[tuple[WorkloadName, PopulationName], Sequence[ServedRequest]]
