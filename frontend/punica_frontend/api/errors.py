@@ -84,6 +84,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 #: pydantic's error types for a body that is missing or is no object.
 _NOT_AN_OBJECT = ("missing", "model_attributes_type")
+#: Its error types for a field, or an item of a list, that is no object; its own messages name our classes.
+_NO_OBJECT = ("dict_type", "model_attributes_type", "model_type")
 
 #: Default seconds for ``Retry-After``, where trying again may help. Nobody knows when the cause of a 503 ends: it may
 #: be at once, and a frontend itself looks for its registry every 2 s at least.
@@ -151,10 +153,14 @@ def _wrong(first: Mapping[str, Any], path: Sequence[int | str]) -> str:
         return f"there is no such field; {advice}/docs lists all fields"
     if first["type"] == NOT_UNICODE:  # pydantic's own message is about bytes that were parsed long before
         return f"{'Input' if path else 'The name of a field'} should be valid Unicode, without lone surrogates"
-    if first["type"] in ("too_short", "too_long") and isinstance(first["input"], str):
-        message = str(first["msg"]).replace("Value", "String").replace(" item", " character")
-        return message.replace(" after validation", "")
-    return str(first["msg"])
+    if first["type"] in _NO_OBJECT:
+        return "Input should be an object"
+    message = str(first["msg"])
+    if first["type"] in ("too_short", "too_long"):
+        message = message.replace(" after validation", "")  # ours, which a client knows nothing of
+        if isinstance(first["input"], str):
+            return message.replace("Value", "String").replace(" item", " character")
+    return message
 
 
 def _misspelt(first: Mapping[str, Any], path: Sequence[int | str]) -> str:

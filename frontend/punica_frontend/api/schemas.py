@@ -4,7 +4,7 @@ Checks that need the model, such as lengths and vocabulary, are in ``generation`
 """
 
 from itertools import islice
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, LiteralString, Self
 
 import msgspec
 from pydantic import (
@@ -39,8 +39,18 @@ MAX_FIELDS = 256
 NOT_UNICODE = "string_unicode"
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+def wrong_item(item: Any, place: tuple[int, ...], kind: LiteralString, message: LiteralString) -> ValidationError:
+    """Returns the error about an item of a list that a validator checks by hand, at its ``place`` within the list."""
+    wrong = PydanticCustomError(kind, message)
+    return ValidationError.from_exception_data("list", [{"type": wrong, "loc": place, "input": item}])
+
+
+def _as_stops(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError("stop_type", "Input should be a string or a list of strings")
+    return value
 
 
 def whole_characters(value: str) -> str:
@@ -80,7 +90,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[
     list[StopString],
     Field(max_length=MAX_STOPS, fail_fast=True),
-    BeforeValidator(_as_list, json_schema_input_type=StopString | list[StopString]),
+    BeforeValidator(_as_stops, json_schema_input_type=StopString | list[StopString]),
 ]
 
 

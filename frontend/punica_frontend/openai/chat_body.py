@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from punica_frontend.api.schemas import MAX_LOGPROBS, Text
+from punica_frontend.api.schemas import MAX_LOGPROBS, Text, wrong_item
 from punica_frontend.fields.lenient_body import Extras, LenientBody
 from punica_frontend.fields.lists import MESSAGE_HINTS, PART_HINTS, FieldLists
 from punica_frontend.openai.sampling_body import SamplingBody, in_range
@@ -18,13 +18,14 @@ def _as_text(value: Any, info: ValidationInfo) -> Any:
         return ""
     if value is None:
         raise PydanticCustomError("no_content", "Only an assistant's content may be null or left out")
-    if not isinstance(value, list):
+    if isinstance(value, str):
         return value
-    for part in value:
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "Input should be a string or a list of text parts")
+    for place, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise PydanticCustomError(
-                "content_part", "Content parts should be of type text; other types are not supported"
-            )
+            message = "Input should be a part of type text, with a string `text`; other parts are not supported"
+            raise wrong_item(part, (place,), "content_part", message)
     return "\n".join(part["text"] for part in value)
 
 

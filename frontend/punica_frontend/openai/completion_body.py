@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, SkipValidation
+from pydantic import BeforeValidator, Field, SkipValidation, ValidationError
 from pydantic_core import PydanticCustomError
 
-from punica_frontend.api.schemas import MAX_LOGPROBS, are_integers, whole_characters
+from punica_frontend.api.schemas import MAX_LOGPROBS, are_integers, whole_characters, wrong_item
 from punica_frontend.fields.lists import NEUTRAL_WITH_SPECIAL_TOKENS, FieldLists
 from punica_frontend.generation.choices import MAX_CHOICES
 from punica_frontend.openai.sampling_body import SamplingBody
@@ -17,10 +17,27 @@ def _as_prompts(value: Any) -> Any:
         value = [value]
     elif _are_ids(value):
         return [value]
-    if not isinstance(value, list) or not all(isinstance(prompt, str) or _are_ids(prompt) for prompt in value):
+    if not isinstance(value, list):
         message = "Input should be a string, a list of strings, a list of token ids, or a list of such lists"
         raise PydanticCustomError("prompt_type", message)
+    if value and are_integers(value[:1]):
+        raise _wrong_id(value, ())
+    for place, prompt in enumerate(value):
+        if not isinstance(prompt, str) and not _are_ids(prompt):
+            raise _wrong_prompt(prompt, place)
     return [whole_characters(prompt) if isinstance(prompt, str) else prompt for prompt in value]
+
+
+def _wrong_prompt(prompt: Any, place: int) -> ValidationError:
+    if isinstance(prompt, list) and prompt:
+        return _wrong_id(prompt, (place,))
+    return wrong_item(prompt, (place,), "prompt_type", "Input should be a string or a list of token ids")
+
+
+def _wrong_id(ids: list[Any], place: tuple[int, ...]) -> ValidationError:
+    """Returns the error about the first item that is no token id, as the others are."""
+    index, item = next((index, item) for index, item in enumerate(ids) if not are_integers([item]))
+    return wrong_item(item, (*place, index), "prompt_type", "Input should be a token id, an integer")
 
 
 def _are_ids(value: Any) -> bool:

@@ -214,3 +214,57 @@ def test_a_texts_length_is_told_in_characters_also_without_pydantics_context() -
     assert invalid_field(told, ("cache_salt",), 1).message.startswith(
         "`cache_salt`: String should have at most 256 characters, not 300, got "
     )
+
+
+USER, PART = {"role": "user", "content": "42"}, {"type": "text", "text": "42"}
+NO_PART = "Input should be a part of type text, with a string `text`; other parts are not supported, got "
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/generate", {"stop": 5}, "`stop`: Input should be a string or a list of strings, got 5"),
+        ("/v1/generate", {"stop": ["a", 5]}, "`stop.1`: Input should be a valid string, got 5"),
+        ("/v1/generate", {"stop": ["a"] * 17}, "`stop`: List should have at most 16 items, not 17, got ['a', "),
+        ("/v1/generate", {"input_ids": [1, "x"]}, "`input_ids.1`: Input should be a valid integer, got 'x'"),
+        ("/v1/generate", {"slo": [1]}, "`slo`: Input should be an object, got [1]"),
+        ("/v1/completions", {"prompt": []}, "`prompt`: List should have at least 1 item, not 0, got []"),
+        (
+            "/v1/completions",
+            {"prompt": 7},
+            "`prompt`: Input should be a string, a list of strings, a list of token ids, ",
+        ),
+        ("/v1/completions", {"prompt": ["a", 5]}, "`prompt.1`: Input should be a string or a list of token ids, got 5"),
+        (
+            "/v1/completions",
+            {"prompt": [[1], []]},
+            "`prompt.1`: Input should be a string or a list of token ids, got []",
+        ),
+        ("/v1/completions", {"prompt": [1, "a"]}, "`prompt.1`: Input should be a token id, an integer, got 'a'"),
+        ("/v1/completions", {"prompt": [1, True]}, "`prompt.1`: Input should be a token id, an integer, got true"),
+        (
+            "/v1/completions",
+            {"prompt": ["a", [3, 1.5]]},
+            "`prompt.1.1`: Input should be a token id, an integer, got 1.5",
+        ),
+        ("/v1/chat/completions", {"messages": [USER, "hi"]}, "`messages.1`: Input should be an object, got 'hi'"),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER | {"content": 5}]},
+            "`messages.0.content`: Input should be a string or a list of text parts, got 5",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER, USER | {"content": [PART, {"type": "text"}]}]},
+            f"`messages.1.content.1`: {NO_PART}{{'type': 'text'}}",
+        ),
+        ("/v1/chat/completions", {"messages": [USER | {"content": ["hi"]}]}, f"`messages.0.content.0`: {NO_PART}'hi'"),
+    ],
+)
+async def test_a_wrong_item_of_a_list_is_told_by_its_place_and_what_belongs_there(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], message: str
+) -> None:
+    prompt = {} if {"input_ids", "messages"} & body.keys() else {"prompt": "42"}
+    error = (await client.post(path, json=prompt | body)).json()["error"]
+    assert error["message"].startswith(message)
+    assert error["param"] == message.split("`")[1]
