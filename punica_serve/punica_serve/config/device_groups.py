@@ -96,5 +96,6 @@ def _neighbours_of(devices: Sequence[str], size: int) -> tuple[str, ...]:
     if any(len(ranks_of(device)) > 1 for device in devices):
         raise ValueError("give groups in `devices` or their size in `tensor_parallel`, not both")
     if len(devices) % size:
-        raise ValueError(f"`tensor_parallel` of {size} does not divide {len(devices)} `devices`")
+        uneven = f"`tensor_parallel` of {size} does not divide {len(devices)} `devices`"
+        raise ValueError(f"{uneven}; name a multiple of {size}, or change it")
     return tuple(group_of(devices[first : first + size]) for first in range(0, len(devices), size))

@@ -43,6 +43,7 @@ _MUST_BE = {
     "path_type": "a path",
     "string_too_short": "a non-empty string",
     "string_type": "a text",
+    "too_long": "a list of at most {max_length}",
     "too_short": "a non-empty list",
     "tuple_type": "a list",
 }

@@ -59,8 +59,11 @@ class ArrivalsConfig(ConfigModel):
         seconds = [second for second, _ in rate]
         if len(rate) < _MIN_POINTS:
             raise ValueError("must have at least two points, each [second, requests per second]")
-        if seconds[0] != 0 or any(first >= second for first, second in pairwise(seconds)):
-            raise ValueError("must begin at second 0 and have ascending seconds")
+        if seconds[0] != 0:
+            raise ValueError(f"must begin at second 0, not at {seconds[0]:g}")
+        for index, (before, second) in enumerate(pairwise(seconds), start=1):
+            if before >= second:
+                raise ValueError(f"must have ascending seconds, but point {index} is at {second:g} behind {before:g}")
         if not any(per_s for _, per_s in rate):
             raise ValueError("must be more than 0 at some point")
         return rate

@@ -53,7 +53,10 @@ def _checked_prefix(prefix: str) -> str:
 
 
 def _parsed_network(network: Any) -> IPv4Network | IPv6Network:
-    return ip_network(network)
+    try:
+        return ip_network(str(network))  # a number would be an address
+    except ValueError as error:
+        raise ValueError("must be a network, such as 10.1.0.0/16, without bits behind its length") from error
 
 
 def _with_secret_paths(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

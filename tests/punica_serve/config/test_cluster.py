@@ -96,7 +96,10 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ("engine: {model: m}\nrunner: {devices: [cuda]}", "`runner.devices.0`: .* got 'cuda'$"),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0,cuda:0"]}', "`runner.devices.0`: names cuda:0 twice"),
         ('engine: {model: m}\nrunner: {devices: ["cpu,cuda:0"]}', "`runner.devices.0`: mixes kinds of devices"),
-        ("engine: {model: m}\nrunner: {devices: [cpu], tensor_parallel: 2}", "2 does not divide 1 `devices`"),
+        (
+            "engine: {model: m}\nrunner: {devices: [cpu], tensor_parallel: 2}",
+            "2 does not divide 1 `devices`; name a multiple of 2, or change it",
+        ),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0", "cuda:0"], tensor_parallel: 2}', "names cuda:0 twice"),
         ('engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu,cpu"], tensor_parallel: 2}', "not both"),
         ("engine: {model: m}\nrunner: {hosts: 2}", "`hosts` is 2 and `rendezvous` is not set"),

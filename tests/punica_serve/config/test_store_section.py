@@ -55,7 +55,13 @@ def test_sources(tmp_path: Path) -> None:
     [
         ({"allowed": ["bucket/team"]}, "must begin with a scheme"),
         ({"credentials": {"bucket": {}}}, "must begin with a scheme"),
-        ({"private_networks": ["10.1.0.0/99"]}, "10.1.0.0/99"),
+        (
+            {"private_networks": ["10.1.0.0/16", "10.1.0.0/99"]},
+            "`store.sources.private_networks.1`: must be a network, such as 10.1.0.0/16, without bits behind its"
+            " length, got '10.1.0.0/99'",
+        ),
+        ({"private_networks": ["10.1.0.9/16"]}, "must be a network, .* got '10.1.0.9/16'"),
+        ({"private_networks": [5]}, "`store.sources.private_networks.0`: must be a network, .* got 5"),
         ({"credentials": {"s3://b/": {"key": {"env": 5}}}}, "{env: 5} must have the name of an environment variable"),
         ({"credentials": {"s3://b/": {"deep": {"key": {"file": None}}}}}, "{file: None} must have a path"),
     ],

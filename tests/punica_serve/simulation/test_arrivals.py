@@ -48,7 +48,8 @@ def test_without_adapters_all_run_the_base_model() -> None:
     ("rate", "message"),
     [
         ([[1, 5], [2, 5]], "must begin at second 0"),
-        ([[0, 5], [0, 5]], "ascending seconds"),
+        ([[0, 5], [0, 5]], "must have ascending seconds, but point 1 is at 0 behind 0"),
+        ([[0, 5], [9, 5], [4, 5]], "must have ascending seconds, but point 2 is at 4 behind 9"),
         ([[0, 0], [9, 0]], "must be more than 0 at some point"),
         ([[0, 0]], "must have at least two points"),
         ([], "must have at least two points"),
@@ -62,6 +63,14 @@ def test_a_rate_that_makes_no_sense_is_refused_and_shown_alone(
         parse_config(document, source="c.yaml", folder=tmp_path)
     assert caught.value.message.startswith("c.yaml: `simulation.arrivals.rate`: must ")
     assert caught.value.message.endswith(f", got {rate}")
+
+
+def test_a_point_of_a_rate_with_too_many_numbers_is_told_by_its_place(tmp_path: Path) -> None:
+    document = {"engine": {"model": "m"}, "simulation": {"arrivals": {"rate": [[0, 5], [9, 5, 1]]}}}
+    with pytest.raises(
+        ConfigError, match=r"`simulation.arrivals.rate.1`: must be a list of at most 2, got \[9, 5, 1\]$"
+    ):
+        parse_config(document, source="c.yaml", folder=tmp_path)
 
 
 def test_serverless_popularity_and_short_instructions() -> None:
