@@ -5,7 +5,8 @@ A CUDA graph replays the same launches whatever the data says, so a table's size
 
 - tiles, for the expand: runs of at most `tile_rows` rows of one segment, with their adapter's pages, highest ranks
   first. A tile without pages marks rows without LoRA. Every row below max_rows is in one tile. If there are entries to
-  spare, several of them share the columns of one tile of `TILE_ROWS`.
+  spare, several of them share the columns of one tile of `TILE_ROWS`. In a table for long prompts tiles of one row come
+  last, and `ROWS_IN_TURN` of them take the programs of one tile.
 - rank blocks, for the shrink: one for each tile and each two of its pages (16 rank rows), so that the work of a step
   with mixed ranks falls into equal shares. A block counts the programs that have left their partial sums; the last one
   sets the count back to zero.
@@ -29,7 +30,9 @@ TILE_ROWS = 16
 #: Most rows in a tile of a table for long prompts, which reads the weights of an adapter less often.
 PROMPT_TILE_ROWS = 64
 #: Long prompts have so many rows. With fewer, small tiles have more programs, and were faster (docs/notes).
-LONG_PROMPT_ROWS = 960
+LONG_PROMPT_ROWS = 448
+#: Tiles of one row that the programs of one tile take at a time, beside long prompts: such a row has little work.
+ROWS_IN_TURN = 4
 #: Rank rows of a page.
 PAGE_RANKS = 8
 #: Pages of a rank block: 16 rank rows, the width of the smallest tensor-core product.
@@ -53,10 +56,13 @@ class ExpandTileField:
     #: The entry's first block of columns, and the step to its next one.
     FIRST_COLUMN_BLOCK = 3
     COLUMN_BLOCK_STEP = 4
+    #: In the first tile of a table: how many tiles have several rows, and how many tiles there are.
+    WIDE_TILES = 5
+    NUM_TILES = 6
 
 
 #: Words of a tile before its pages.
-TILE_HEADER_WORDS = 5
+TILE_HEADER_WORDS = 7
 
 
 class RankBlockField:
@@ -107,6 +113,11 @@ class LoraTableShape:
     def max_tiles(self) -> int:
         """Every segment has at most one partial tile; the rows past the last segment are one more."""
         return min(self.max_rows, self.max_segments + 1 + self.max_rows // self.tile_rows)
+
+    @property
+    def usual_turns(self) -> int:
+        """Turns of the tiles of a table for long prompts if all its segments but one have one row."""
+        return self.max_rows // self.tile_rows + 1 + -(-self.max_segments // ROWS_IN_TURN)
 
     @property
     def max_tile_rank_blocks(self) -> int:
@@ -191,7 +202,11 @@ def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[in
     order = np.argsort(-counts, kind="stable")
     place, nth = enumerate_members(-(-num_rows[order] // shape.tile_rows))
     segment, skipped = order[place], nth * shape.tile_rows
-    first_row, rows = bounds[segment] + skipped, np.minimum(num_rows[segment] - skipped, shape.tile_rows)
+    rows = np.minimum(num_rows[segment] - skipped, shape.tile_rows)
+    if shape.holds_long_prompts:
+        by_width = np.argsort(rows == 1, kind="stable")
+        segment, skipped, rows = segment[by_width], skipped[by_width], rows[by_width]
+    first_row = bounds[segment] + skipped
     num_blocks = -(-counts // BLOCK_PAGES)
     most_blocks, num_rank_blocks = int(num_blocks.max()), num_blocks[segment]
     pages = _page_indices(counts, most_blocks)
@@ -203,6 +218,8 @@ def _lay_out(shape: LoraTableShape, indptr: tuple[int, ...], num_pages: tuple[in
     tiles[:, ExpandTileField.NUM_RANK_BLOCKS] = num_rank_blocks[tile]
     tiles[:, ExpandTileField.FIRST_COLUMN_BLOCK] = column_split
     tiles[:, ExpandTileField.COLUMN_BLOCK_STEP] = num_column_splits
+    tiles[0, ExpandTileField.WIDE_TILES] = np.count_nonzero(rows > 1)
+    tiles[0, ExpandTileField.NUM_TILES] = len(rows)
     tile_pages = pages[segment[tile]].reshape(len(tile), most_blocks * BLOCK_PAGES)
     tile, nth = enumerate_members(num_rank_blocks)
     blocks = _rank_blocks(shape, words)[: len(tile)]

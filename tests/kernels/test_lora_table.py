@@ -66,10 +66,13 @@ def test_long_segments_are_cut_into_tiles() -> None:
 def test_tiles_of_long_prompts_are_larger_and_share_nothing() -> None:
     shape = LoraTableShape(max_rows=LONG_PROMPT_ROWS + 2, max_segments=2, max_rank_pages=2)
     words = fill(shape, [0, 150, 151], [[3], [1]])
-    expected = [(0, 64, 1, [3]), (64, 64, 1, [3]), (128, 22, 1, [3]), (150, 1, 1, [1])]
-    without: list[tuple[int, int, int, list[int]]] = [(151 + 64 * number, 64, 0, []) for number in range(12)]
-    assert tiles(shape, words) == [*expected, *without, (919, 43, 0, [])]
-    assert [block[:2] for block in rank_blocks(shape, words)] == [list(tile[:2]) for tile in expected]
+    expected = [(0, 64, 1, [3]), (64, 64, 1, [3]), (128, 22, 1, [3])]
+    without: list[tuple[int, int, int, list[int]]] = [(151 + 64 * number, 64, 0, []) for number in range(4)]
+    of_one_row = (150, 1, 1, [1])
+    assert tiles(shape, words) == [*expected, *without, (407, 43, 0, []), of_one_row]
+    assert [block[:2] for block in rank_blocks(shape, words)] == [list(tile[:2]) for tile in (*expected, of_one_row)]
+    assert words[ExpandTileField.WIDE_TILES] == 8
+    assert words[ExpandTileField.NUM_TILES] == 9
 
 
 def test_short_prompts_beside_many_decodes_have_small_tiles() -> None:
@@ -89,12 +92,12 @@ def test_tiles_of_several_rows_share_columns_as_far_as_there_is_room(num_rows: i
     indptr = list(range(0, 17, num_rows))
     found = entries(shape, fill(shape, indptr, [[segment] for segment in range(len(indptr) - 1)]))
     expected = [[first, num_rows, 1, split, splits] for first in indptr[:-1] for split in range(splits)]
-    assert [row[:TILE_HEADER_WORDS] for row in found] == expected
+    assert [row[: ExpandTileField.WIDE_TILES] for row in found] == expected
 
 
 def test_rows_without_lora_share_nothing() -> None:
     shape = LoraTableShape(max_rows=16, max_segments=16, max_rank_pages=2)
-    assert [row[:TILE_HEADER_WORDS] for row in entries(shape, fill(shape, [0, 8], [[]]))] == [
+    assert [row[: ExpandTileField.WIDE_TILES] for row in entries(shape, fill(shape, [0, 8], [[]]))] == [
         [0, 8, 0, 0, 1],
         [8, 8, 0, 0, 1],
     ]

@@ -26,7 +26,7 @@ def test_partial_sums_are_added_before_they_change_their_layout(lines: list[list
     assert of_more == [of_4_splits] * len(of_more)
 
 
-def test_of_programs_that_take_tiles_in_turns_no_weights_spill(lines: list[list[int]]) -> None:
+def test_where_programs_take_tiles_in_turns_and_beside_prompts_no_weights_spill(lines: list[list[int]]) -> None:
     """Two words do, which are read again for each block of columns of a tile of several rows. Weights take 64 a row."""
     assert max(lines[1]) <= 8
 

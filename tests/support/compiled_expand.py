@@ -1,6 +1,6 @@
 """Compiles SGMV's expand for an H200 and prints three lines: how often it changes a tensor's layout, for each number of
-splits; how many bytes spill where programs take tiles in turns, for each number of slices; and how many spill within
-the activation, for decodes and for prompts. The argument is how many of each: one number of splits more.
+splits; how many bytes spill where programs take tiles in turns and beside long prompts, for each number of slices; and
+how many spill within the activation, for decodes and for prompts. The argument is how many of each: one of splits more.
 """
 
 import re
@@ -15,9 +15,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from punica_kernels.gpu.sgmv_activation import sgmv_activation
-from punica_kernels.gpu.sgmv_config import activation_config, expand_config
+from punica_kernels.gpu.sgmv_config import ExpandConfig, activation_config, expand_config
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
-from punica_kernels.lora_table import LoraTableShape
+from punica_kernels.gpu.sgmv_prompt_activation import sgmv_prompt_activation
+from punica_kernels.gpu.sgmv_prompt_expand import sgmv_prompt_expand
+from punica_kernels.integers import ceil_div
+from punica_kernels.lora_table import ROWS_IN_TURN, LoraTableShape
 
 SPLITS = (4, 16, 8)
 SLICES = (3, 2)
@@ -61,15 +64,40 @@ def spilled_bytes(num_slices: int) -> int:
     return _spilled(compiled(sgmv_expand, constants, num_warps=config.num_warps, maxnreg=config.max_registers))
 
 
+def spilled_beside_prompts(num_slices: int) -> int:
+    """The same of a prompt of 2,048 tokens beside 31 decodes."""
+    shape = LoraTableShape(2079, 33, 16)
+    config = expand_config(shape, num_slices, 4096, torch.bfloat16)
+    ends = {f"END_{number}": 4096 * min(number + 1, num_slices) for number in range(3)}
+    constants = {**_CONSTANTS, **ends, **_prompt_sizes(shape, config, 4096 * num_slices), "SLICES": num_slices}
+    constants["ACCUMULATE"] = False
+    return _spilled_in(sgmv_prompt_expand, constants, config)
+
+
 def spilled_by_activation(shape: LoraTableShape) -> int:
     config = activation_config(shape, 11008, torch.bfloat16)
     constants = {
         **{"WIDTH": 11008, "GELU": False, "TILE_WORDS": shape.tile_words, "MAX_RANKS": shape.max_ranks},
-        **{"TILE_ROWS": shape.tile_rows, "LONG_PROMPTS": shape.holds_long_prompts},
-        **{"SPLIT_K": config.split_k, "BLOCK_N": config.block_n, "TILE_N": config.tile_n},
-        **{"LOG2_BLOCKS": config.log2_blocks, "PDL_WAIT": False, "PDL_TRIGGER": True},
+        **{"TILE_ROWS": shape.tile_rows, "PDL_WAIT": False, "PDL_TRIGGER": True},
     }
-    return _spilled(compiled(sgmv_activation, constants, num_warps=config.num_warps, maxnreg=config.max_registers))
+    if shape.holds_long_prompts:
+        return _spilled_in(sgmv_prompt_activation, constants | _prompt_sizes(shape, config, 11008), config)
+    blocks = {"BLOCK_N": config.block_n, "TILE_N": config.tile_n, "LOG2_BLOCKS": config.log2_blocks}
+    return _spilled_in(sgmv_activation, {**constants, **blocks, "SPLIT_K": config.split_k}, config)
+
+
+def _prompt_sizes(shape: LoraTableShape, config: ExpandConfig, num_outputs: int) -> dict[str, Any]:
+    row_block = config.block_n * ROWS_IN_TURN
+    return {
+        **{"TILE_WORDS": shape.tile_words, "TILE_ROWS": shape.tile_rows, "MAX_RANKS": shape.max_ranks},
+        **{"BLOCK_N": config.block_n, "ROW_BLOCKS": ceil_div(num_outputs, row_block), "EVEN_ROWS": True},
+    }
+
+
+def _spilled_in(kernel: Any, constants: dict[str, Any], config: ExpandConfig) -> int:
+    """Bytes. Constants that the kernel does not take are left out."""
+    own = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return _spilled(compiled(kernel, own, num_warps=config.num_warps, maxnreg=config.max_registers))
 
 
 def _spilled(code: dict[str, str]) -> int:
@@ -86,7 +114,7 @@ if __name__ == "__main__":
     number = int(sys.argv[1])
     lines = (
         [*map(count_conversions, SPLITS[: number + 1])],
-        [*map(spilled_bytes, SLICES[:number])],
+        [*map(spilled_bytes, SLICES[:number]), *map(spilled_beside_prompts, SLICES[:number])],
         [*map(spilled_by_activation, ACTIVATION_SHAPES[:number])],
     )
     sys.stdout.write("\n".join(" ".join(map(str, line)) for line in lines))

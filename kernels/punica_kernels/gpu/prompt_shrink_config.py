@@ -6,8 +6,9 @@ from functools import cache
 from punica_kernels.integers import ceil_div, next_power_of_two
 from punica_kernels.lora_table import BLOCK_RANKS, LoraTableShape
 
-# At least so many programs share a prompt's shrink: most of an H200's multiprocessors.
-_PROMPT_PROGRAMS = 96
+# At least so many programs share a prompt's shrink: half of an H200's multiprocessors. Fewer than 4 splits are slower,
+# unless there are so many tiles.
+_PROMPT_PROGRAMS, _LEAST_SPLITS, _MANY_TILES = 64, 4, 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,10 @@ class PromptShrinkConfig:
 
 def prompt_splits(shape: LoraTableShape) -> int:
     """Splits of h_in, a power of two: the fewer tiles, the more. A split past a small h_in sums to zero."""
-    return next_power_of_two(ceil_div(_PROMPT_PROGRAMS, shape.max_rows // shape.tile_rows))
+    num_tiles = shape.max_rows // shape.tile_rows
+    if num_tiles >= _MANY_TILES:
+        return 1
+    return max(_LEAST_SPLITS, next_power_of_two(ceil_div(_PROMPT_PROGRAMS, num_tiles)))
 
 
 @cache
@@ -45,6 +49,6 @@ def prompt_shrink_config(shape: LoraTableShape, h_in: int, num_slices: int, item
         k_per_split=ceil_div(ceil_div(h_in, block_k), split_k) * block_k,
         block_k=block_k,
         columns=next_power_of_two(num_slices * BLOCK_RANKS),
-        num_stages=3,
+        num_stages=4,
         num_warps=4,
     )

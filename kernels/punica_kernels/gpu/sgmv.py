@@ -19,6 +19,7 @@ from punica_kernels.gpu.prompt_shrink_config import prompt_splits
 from punica_kernels.gpu.sgmv_config import ExpandConfig, ShrinkConfig, expand_config, num_splits, shrink_config
 from punica_kernels.gpu.sgmv_embedding import sgmv_embedding_shrink
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
+from punica_kernels.gpu.sgmv_prompt_expand import expand_prompts
 from punica_kernels.gpu.sgmv_prompt_shrink import shrink_prompts
 from punica_kernels.gpu.sgmv_shrink import sgmv_shrink
 from punica_kernels.lora_table import PAGE_RANKS, LoraTable, LoraTableShape
@@ -123,6 +124,9 @@ def expand(
     num_slices = len(out_offsets) - 1
     widths = [end - start for start, end in pairwise(out_offsets)]
     config = config or expand_config(table.shape, num_slices, max(widths), b_pages.dtype)
+    if table.shape.holds_long_prompts:
+        expand_prompts(y, v, b_pages, out_offsets, table, config, accumulate=accumulate, pdl=pdl)
+        return
     ends = [*out_offsets[1:], out_offsets[-1], out_offsets[-1]]
     sgmv_expand[(sum(-(-width // config.block_n) for width in widths), config.tile_programs)](
         y,

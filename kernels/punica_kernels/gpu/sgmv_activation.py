@@ -10,13 +10,14 @@ from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
 from punica_kernels.gpu.activation import gated
-from punica_kernels.gpu.expand_delta import row_delta, tile_delta
+from punica_kernels.gpu.activation_row import activate_row
+from punica_kernels.gpu.expand_delta import tile_delta
 from punica_kernels.gpu.expand_products import sum_rows
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_tile
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
 from punica_kernels.gpu.sgmv import check_b_pages, check_shrunk
 from punica_kernels.gpu.sgmv_config import ExpandConfig, activation_config
-from punica_kernels.gpu.sgmv_prompt_activation import activate_prompt
+from punica_kernels.gpu.sgmv_prompt_activation import activate_prompts
 from punica_kernels.integers import ceil_div
 from punica_kernels.low_rank import LowRankDelta
 
@@ -37,6 +38,9 @@ def expand_and_activate(
     require_shape("gate_up", gate_up, table.shape.max_rows, 2 * width)
     require_dense_rows(out=out, gate_up=gate_up)
     config = config or activation_config(table.shape, width, b_pages.dtype)
+    if table.shape.holds_long_prompts:
+        activate_prompts(out, gate_up, delta, config, gelu=gelu)
+        return
     sgmv_activation[(ceil_div(width, config.block_n), config.tile_programs)](
         out,
         gate_up,
@@ -51,7 +55,6 @@ def expand_and_activate(
         GELU=gelu,
         TILE_WORDS=table.shape.tile_words,
         TILE_ROWS=table.shape.tile_rows,
-        LONG_PROMPTS=table.shape.holds_long_prompts,
         MAX_RANKS=table.shape.max_ranks,
         SPLIT_K=config.split_k,
         BLOCK_N=config.block_n,
@@ -78,7 +81,6 @@ def sgmv_activation(
     GELU: tl.constexpr,
     TILE_WORDS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
-    LONG_PROMPTS: tl.constexpr,
     MAX_RANKS: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -112,12 +114,11 @@ def sgmv_activation(
     # Entries without rows come last.
     while (number < max_tiles) & (tile.num_rows > 0):
         number += tl.num_programs(1)
-        if not LONG_PROMPTS:
-            # Loaded early, so that the next turn does not wait for it. Large tiles leave it no registers.
-            following = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS)
+        # Loaded early, so that the next turn does not wait for it.
+        following = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS)
         v_row = v + tile.first_row * sizes.V_ROW
         if tile.num_rows == 1:
-            _activate_row(
+            activate_row(
                 out + tile.first_row * out_stride,
                 gate_up + tile.first_row * gate_up_stride,
                 v_row,
@@ -135,40 +136,8 @@ def sgmv_activation(
             out_rows = out + (tile.first_row + row[:, None]) * out_stride
             gate_up_rows = gate_up + (tile.first_row + row[:, None]) * gate_up_stride
             v_rows = v_row + row * sizes.V_ROW
-            if LONG_PROMPTS:
-                activate_prompt(
-                    out_rows, gate_up_rows, v_rows, b, tile, live, width_left, page_stride, WIDTH, GELU, sizes
-                )
-            else:
-                _activate_tile(
-                    out_rows, gate_up_rows, v_rows, b, tile, live, width_left, page_stride, WIDTH, GELU, sizes
-                )
-        tile = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS) if LONG_PROMPTS else following
-
-
-@triton.jit
-def _activate_row(
-    out,
-    gate_up,
-    v,
-    b,
-    tile,
-    width_left,
-    page_stride,
-    WIDTH: tl.constexpr,
-    GELU: tl.constexpr,
-    sizes: tl.constexpr,
-):
-    """One row, on CUDA cores."""
-    ns = tl.arange(0, sizes.BLOCK_N)
-    inside = ns < width_left
-    gate_up += ns
-    b += ns
-    gate = tl.load(gate_up, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    gate += row_delta(v, b, tile, inside, page_stride, sizes)
-    up += row_delta(v + sizes.SPLIT_K * sizes.MAX_RANKS, b + WIDTH, tile, inside, page_stride, sizes)
-    tl.store(out + ns, gated(gate, up, GELU, out.dtype.element_ty), mask=inside)
+            _activate_tile(out_rows, gate_up_rows, v_rows, b, tile, live, width_left, page_stride, WIDTH, GELU, sizes)
+        tile = following
 
 
 @triton.jit

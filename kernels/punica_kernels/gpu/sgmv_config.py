@@ -109,7 +109,7 @@ def expand_config(shape: LoraTableShape, num_slices: int, widest_slice: int, dty
     num_blocks = min(next_power_of_two(shape.max_tile_rank_blocks), max(1, _ROW_WEIGHTS // block_n))
     return ExpandConfig(
         split_k=num_splits(shape, num_slices),
-        tile_programs=_turn_programs(shape, ceil_div(num_outputs, block_n)) if takes_turns else shape.max_tiles,
+        tile_programs=_turn_programs(shape, ceil_div(num_outputs, block_n)) if takes_turns else _tile_programs(shape),
         block_n=block_n,
         tile_n=tile_n,
         log2_blocks=num_blocks.bit_length() - 1,
@@ -130,7 +130,7 @@ def activation_config(shape: LoraTableShape, width: int, dtype: torch.dtype) -> 
     holds_prefill = _holds_prefill(shape)
     return ExpandConfig(
         split_k=num_splits(shape, 2),
-        tile_programs=shape.max_tiles if holds_prefill else _turn_programs(shape, ceil_div(width, block_n)),
+        tile_programs=_tile_programs(shape) if holds_prefill else _turn_programs(shape, ceil_div(width, block_n)),
         block_n=block_n,
         tile_n=block_n if shape.holds_long_prompts else min(32, block_n),
         log2_blocks=num_blocks.bit_length() - 1,
@@ -152,6 +152,11 @@ def activation_expands(shape: LoraTableShape, itemsize: int) -> bool:
 def _tile_warps(shape: LoraTableShape) -> int:
     """Warps of a program: one has no registers for a large tile."""
     return 4 if shape.holds_long_prompts else 1
+
+
+def _tile_programs(shape: LoraTableShape) -> int:
+    """Programs along the tiles where each has its own, as far as that goes."""
+    return shape.usual_turns if shape.holds_long_prompts else shape.max_tiles
 
 
 def _turn_programs(shape: LoraTableShape, num_blocks: int) -> int:

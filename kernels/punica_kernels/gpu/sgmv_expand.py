@@ -1,8 +1,8 @@
 """SGMV's expand in Triton. `punica_kernels.lora_table` has the layout of its table, `punica_kernels.sgmv` the maths.
 
 It is launched while the shrink runs (programmatic dependent launch), prefetches its weights before it waits, and then
-adds up the partial sums. Each program is one warp, so that the products of a column are summed within it. Tiles of long
-prompts take four, since one has no registers for so many rows.
+adds up the partial sums. Each program is one warp, so that the products of a column are summed within it. Long prompts
+have a kernel of their own (`punica_kernels.gpu.sgmv_prompt_expand`).
 """
 
 import triton
@@ -58,7 +58,7 @@ def sgmv_expand(
         ACCUMULATE=ACCUMULATE,
         PDL_WAIT=PDL_WAIT,
     )
-    slice_id, n_start, n_end = _output_block(END_0, END_1, END_2, BLOCK_N)
+    slice_id, n_start, n_end = output_block(tl.program_id(0), END_0, END_1, END_2, BLOCK_N)
     b += n_start
     number = tl.program_id(1)
     tile = load_tile(tiles + number * TILE_WORDS)
@@ -82,15 +82,15 @@ def _expand_entry(y, v, b, tile, slice_id, n_start, n_end, y_stride, page_stride
     y += tile.first_row * y_stride + n_start
     v += slice_id * (sizes.SPLIT_K * sizes.MAX_RANKS) + tile.first_row * sizes.V_ROW
     if tile.num_rank_blocks == 0:
-        _expand_nothing(y, ns, tile.num_rows, inside, y_stride, sizes)
+        expand_nothing(y, ns, tile.num_rows, inside, y_stride, sizes)
     elif tile.num_rows > 1:
-        _expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes)
+        expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes)
     elif tile.num_rank_blocks > 0:
-        _expand_row(y, v, b, tile, ns, inside, page_stride, sizes)
+        expand_row(y, v, b, tile, ns, inside, page_stride, sizes)
 
 
 @triton.jit
-def _expand_nothing(y, ns, rows, inside, y_stride, sizes: tl.constexpr):
+def expand_nothing(y, ns, rows, inside, y_stride, sizes: tl.constexpr):
     """Rows without LoRA: zeros, where nothing is to be kept."""
     await_predecessors(sizes.PDL_WAIT)
     if not sizes.ACCUMULATE:
@@ -99,7 +99,7 @@ def _expand_nothing(y, ns, rows, inside, y_stride, sizes: tl.constexpr):
 
 
 @triton.jit
-def _expand_row(y_row, v_row, b, tile, ns, inside, page_stride, sizes: tl.constexpr):
+def expand_row(y_row, v_row, b, tile, ns, inside, page_stride, sizes: tl.constexpr):
     """One row, with the smallest power of two that covers its rank blocks: a block costs instructions even if empty."""
     num_rank_blocks = tile.num_rank_blocks
     for power in tl.static_range(sizes.LOG2_BLOCKS + 1):
@@ -123,7 +123,7 @@ def _expand_blocks(y_row, v_row, b, tile, inside, page_stride, BLOCKS: tl.conste
 
 
 @triton.jit
-def _expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes: tl.constexpr):
+def expand_columns(y, v, b, tile, n_start, n_end, y_stride, page_stride, sizes: tl.constexpr):
     """A tile of rows, some columns at a time."""
     # Narrower than a row's block: a wider one would take more registers, and all programs have the most of any.
     for column_block in tl.range(tile.first_block, sizes.BLOCK_N // sizes.TILE_N, tile.block_step, num_stages=1):
@@ -153,9 +153,8 @@ def _expand_tile(y_row, v_row, b, tile, inside, y_stride, page_stride, sizes: tl
 
 
 @triton.jit
-def _output_block(END_0, END_1, END_2, BLOCK_N: tl.constexpr):
-    """(slice, first output, end of the slice's outputs) of this program; a slice starts where the last one ends."""
-    block = tl.program_id(0)
+def output_block(block, END_0, END_1, END_2, BLOCK_N: tl.constexpr):
+    """(slice, first output, end of the slice's outputs) of a block; a slice starts where the last one ends."""
     blocks_0 = tl.cdiv(END_0, BLOCK_N)
     blocks_1 = blocks_0 + tl.cdiv(END_1 - END_0, BLOCK_N)
     start = tl.where(block < blocks_0, 0, tl.where(block < blocks_1, END_0, END_1))

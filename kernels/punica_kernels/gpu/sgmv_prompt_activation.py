@@ -1,16 +1,149 @@
-"""A tile of a long prompt in the activation that expands gate and up (`punica_kernels.gpu.sgmv_activation`)."""
+"""The activation that expands gate and up (`punica_kernels.gpu.sgmv_activation`) of long prompts.
+
+`punica_kernels.gpu.prompt_turns` says how programs take the tiles.
+"""
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from punica_kernels.gpu.activation import gated
+from punica_kernels.gpu.activation_row import activate_row
 from punica_kernels.gpu.expand_products import product, sum_rows
-from punica_kernels.gpu.expand_tile import load_blocks, load_first_blocks
-from punica_kernels.gpu.lora_constants import BLOCK_RANKS
+from punica_kernels.gpu.expand_tile import ExpandSizes, load_blocks, load_first_blocks, load_tile
+from punica_kernels.gpu.lora_constants import BLOCK_RANKS, ROWS_IN_TURN
+from punica_kernels.gpu.pdl import pdl_options, start_dependents
+from punica_kernels.gpu.prompt_turns import load_turns, row_tile_number
+from punica_kernels.gpu.sgmv_config import ExpandConfig
+from punica_kernels.integers import ceil_div
+from punica_kernels.low_rank import LowRankDelta
+
+
+def activate_prompts(out: Tensor, gate_up: Tensor, delta: LowRankDelta, config: ExpandConfig, *, gelu: bool) -> None:
+    """``expand_and_activate`` for a table of long prompts; arguments fit each other."""
+    v, b_pages, table = delta
+    width, row_block_n = b_pages.shape[2] // 2, config.block_n * ROWS_IN_TURN.value
+    sgmv_prompt_activation[(ceil_div(width, config.block_n), config.tile_programs)](
+        out,
+        gate_up,
+        v,
+        b_pages,
+        table.words,
+        out.stride(0),
+        gate_up.stride(0),
+        b_pages.stride(0),
+        WIDTH=width,
+        GELU=gelu,
+        TILE_WORDS=table.shape.tile_words,
+        TILE_ROWS=table.shape.tile_rows,
+        MAX_RANKS=table.shape.max_ranks,
+        BLOCK_N=config.block_n,
+        ROW_BLOCKS=ceil_div(width, row_block_n),
+        EVEN_ROWS=width % row_block_n == 0,
+        maxnreg=config.max_registers,
+        num_warps=config.num_warps,
+        **pdl_options(out.device, wait=False),
+    )
 
 
 @triton.jit
-def activate_prompt(
+def sgmv_prompt_activation(
+    out,
+    gate_up,
+    v,
+    b,
+    tiles,
+    out_stride,
+    gate_up_stride,
+    page_stride,
+    WIDTH: tl.constexpr,
+    GELU: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    MAX_RANKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
+    EVEN_ROWS: tl.constexpr,
+    PDL_WAIT: tl.constexpr,
+    PDL_TRIGGER: tl.constexpr,
+):
+    """out = activation(gate + v B) * (up + v B), for every tile. Grid: blocks of outputs, turns.
+
+    A row has ROW_BLOCKS blocks of ROWS_IN_TURN times as many outputs, all whole if EVEN_ROWS.
+    """
+    start_dependents(PDL_TRIGGER)
+    sizes: tl.constexpr = ExpandSizes(
+        H_OUT=2 * WIDTH,
+        V_ROW=2 * MAX_RANKS,
+        MAX_RANKS=MAX_RANKS,
+        SPLIT_K=1,
+        TILE_ROWS=TILE_ROWS,
+        BLOCK_N=BLOCK_N,
+        TILE_N=BLOCK_N,
+        LOG2_BLOCKS=0,
+        EVEN_N=WIDTH % BLOCK_N == 0,
+        ACCUMULATE=True,
+        PDL_WAIT=PDL_WAIT,
+    )
+    row_sizes: tl.constexpr = ExpandSizes(
+        H_OUT=2 * WIDTH,
+        V_ROW=2 * MAX_RANKS,
+        MAX_RANKS=MAX_RANKS,
+        SPLIT_K=1,
+        TILE_ROWS=1,
+        BLOCK_N=BLOCK_N * ROWS_IN_TURN,
+        TILE_N=BLOCK_N * ROWS_IN_TURN,
+        LOG2_BLOCKS=0,
+        EVEN_N=EVEN_ROWS,
+        ACCUMULATE=True,
+        PDL_WAIT=PDL_WAIT,
+    )
+    turn = tl.program_id(1)
+    tile, turns = load_tile(tiles + turn * TILE_WORDS), load_turns(tiles)
+    while turn < turns.count:
+        if turn < turns.wide_tiles:
+            n = tl.program_id(0) * BLOCK_N
+            row = tl.arange(0, TILE_ROWS)
+            _activate_tile(
+                out + n + (tile.first_row + row[:, None]) * out_stride,
+                gate_up + n + (tile.first_row + row[:, None]) * gate_up_stride,
+                v + (tile.first_row + row) * sizes.V_ROW,
+                b + n,
+                tile,
+                row < tile.num_rows,
+                WIDTH - n,
+                page_stride,
+                WIDTH,
+                GELU,
+                sizes,
+            )
+        else:
+            item = tl.program_id(0)
+            while item < ROW_BLOCKS * ROWS_IN_TURN:
+                number = row_tile_number(turn, item, turns)
+                if number < turns.num_tiles:
+                    one = load_tile(tiles + number * TILE_WORDS)
+                    n = item // ROWS_IN_TURN * row_sizes.BLOCK_N
+                    activate_row(
+                        out + n + one.first_row * out_stride,
+                        gate_up + n + one.first_row * gate_up_stride,
+                        v + one.first_row * sizes.V_ROW,
+                        b + n,
+                        one,
+                        WIDTH - n,
+                        page_stride,
+                        WIDTH,
+                        GELU,
+                        row_sizes,
+                    )
+                item += tl.num_programs(0)
+        turn += tl.num_programs(1)
+        if turn < turns.count:
+            tile = load_tile(tiles + turn * TILE_WORDS)
+
+
+@triton.jit
+def _activate_tile(
     out,
     gate_up,
     v,
@@ -23,7 +156,7 @@ def activate_prompt(
     GELU: tl.constexpr,
     sizes: tl.constexpr,
 ):
-    """A tile of a long prompt, all columns at once: everything but more rank blocks is requested before it is used."""
+    """A tile of rows, all columns at once: everything but more rank blocks is requested before it is used."""
     columns = tl.arange(0, sizes.BLOCK_N)
     inside = columns < width_left
     mask = live[:, None] & (inside[None, :] | sizes.EVEN_N)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from punica_kernels.lora_table import LoraTable
+from punica_kernels.lora_table import TILE_HEADER_WORDS, ExpandTileField, LoraTable
 from punica_kernels.tile_fields import WorkTileField
 from punica_serve.base_model.lora_layout import LoraKind
 from punica_serve.engine import device_runner
@@ -93,9 +93,11 @@ class _TableLora:
 def _pages(table: LoraTable) -> Iterator[tuple[slice, int]]:
     """The rows of each tile with each of its pages."""
     tiles = table.words[: table.shape.rank_blocks_start].view(-1, table.shape.tile_words)
-    for first_row, num_rows, _, split, _, *pages in tiles.tolist():
-        if split == 0:  # others are columns of the same
-            yield from ((slice(first_row, first_row + num_rows), page) for page in pages if page >= 0)
+    for tile in tiles.tolist():
+        if tile[ExpandTileField.FIRST_COLUMN_BLOCK] == 0:  # others are columns of the same
+            first_row, pages = tile[ExpandTileField.FIRST_ROW], tile[TILE_HEADER_WORDS:]
+            rows = slice(first_row, first_row + tile[ExpandTileField.NUM_ROWS])
+            yield from ((rows, page) for page in pages if page >= 0)
 
 
 class _PaddedRunner:

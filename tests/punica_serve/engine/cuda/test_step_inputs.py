@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from punica_kernels.lora_table import LoraTableShape
+from punica_kernels.lora_table import TILE_HEADER_WORDS, LoraTableShape
 from punica_serve.base_model.lora_layout import LoraKind, LoraLimits
 from punica_serve.engine.batching.sequence import Sequence
 from punica_serve.engine.batching.step_plan import PrefillChunk, StepPlan
@@ -84,7 +84,7 @@ def test_each_kind_writes_its_own_tables() -> None:
     buffer.copy_to_device(FIRST_SECTIONS[LoraKind.WIDE])
     table = inputs.tables(LoraKind.WIDE)["qkv"]
     first = table.words[: table.shape.tile_words].tolist()
-    assert first[5:] == list(range(32)), "the highest rank comes first"
+    assert first[TILE_HEADER_WORDS:] == list(range(32)), "the highest rank comes first"
     assert not inputs.tables(LoraKind.USUAL)["qkv"].words.any()
     assert inputs.tables(LoraKind.NONE) == {}
 

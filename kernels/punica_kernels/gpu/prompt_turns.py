@@ -1,0 +1,35 @@
+"""The turns in which the programs of a table for long prompts take its tiles (`punica_kernels.lora_table`).
+
+Programs have four warps, since one has no registers for a large tile. For a tile of one row such a program has too
+little work: it takes ROWS_IN_TURN times as many outputs, and as many of these tiles take one turn.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from punica_kernels.gpu.lora_constants import NUM_TILES, ROWS_IN_TURN, WIDE_TILES
+
+
+# The kernels build this tuple by keyword: the compiler's cache does not see the order of fields.
+class Turns(NamedTuple):
+    """The tiles of several rows, which come first and take a turn each, all tiles, and all turns."""
+
+    wide_tiles: tl.tensor
+    num_tiles: tl.tensor
+    count: tl.tensor
+
+
+@triton.jit
+def load_turns(tiles):
+    """The turns of the table at `tiles`."""
+    wide_tiles, num_tiles = tl.load(tiles + WIDE_TILES), tl.load(tiles + NUM_TILES)
+    count = wide_tiles + tl.cdiv(num_tiles - wide_tiles, ROWS_IN_TURN)
+    return Turns(wide_tiles=wide_tiles, num_tiles=num_tiles, count=count)
+
+
+@triton.jit
+def row_tile_number(turn, item, turns):
+    """The tile of one row that an item of a turn is of; it may be past the last one. Each block has an item a tile."""
+    return turns.wide_tiles + (turn - turns.wide_tiles) * ROWS_IN_TURN + item % ROWS_IN_TURN
