@@ -33,11 +33,10 @@ class SamplingRows:
     filters: Filters | None = None
 
 
-def scale_logits(logits: Tensor, temperatures: Tensor, highest: Tensor | None = None) -> Tensor:
+def scale_logits(logits: Tensor, temperatures: Tensor) -> Tensor:
     """(logits - highest) / temperature of each row, float32 [R, V]: no temperature makes a finite logit infinite.
 
-    logits: [R, V]; temperatures: float32 [R], above 0; highest: float32 [R], of rows that have other logits too.
+    logits: [R, V]; temperatures: float32 [R], above 0.
     """
     scores = logits.float()
-    highest = scores.amax(-1) if highest is None else highest
-    return (scores - highest[:, None]).div_(temperatures[:, None])
+    return (scores - scores.amax(-1, keepdim=True)).div_(temperatures[:, None])

@@ -1,12 +1,9 @@
-"""Random rows with filters, whose right answer no rounding decides."""
+"""Random rows with filters."""
 
 import torch
 from torch import Tensor
 
 from punica_kernels.sampling_rows import Filters
-
-#: How near a sum of probabilities may come to top_p: sums in float32 are that exact.
-_MARGIN = 1e-5
 
 
 def random_logits(rng: torch.Generator, num_rows: int, vocab_size: int) -> Tensor:
@@ -30,16 +27,3 @@ def random_filters(rng: torch.Generator, numbers: Tensor, vocab_size: int) -> Fi
     min_p = torch.tensor([0.0, 0.0, 1e-4, 0.05, 0.5, 1.0])
     chosen = (values[torch.randint(len(values), (num_rows,), generator=rng)] for values in (top_p, min_p))
     return Filters(numbers, top_k, *chosen)
-
-
-def without_near_ties(scores: Tensor, filters: Filters) -> Filters:
-    """The filters without top_p where a sum of probabilities nearly is top_p.
-
-    scores: float32 [F, V], the highest 0.
-    """
-    scores = scores.masked_fill(scores < filters.min_p.log()[:, None], -torch.inf).double()
-    values = scores.sort(dim=1, descending=True).values
-    top_k = filters.top_k.where(filters.top_k > 0, scores.shape[1])[:, None]
-    values = values.masked_fill(torch.arange(scores.shape[1]) >= top_k, -torch.inf)
-    distances = (values.softmax(1).cumsum(1) - filters.top_p[:, None]).abs().amin(1)
-    return Filters(filters.rows, filters.top_k, filters.top_p.where(distances > _MARGIN, 1.0), filters.min_p)

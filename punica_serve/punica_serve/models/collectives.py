@@ -28,12 +28,19 @@ class Collectives(ABC):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks in a fixed order, the same bits on each. ``tensor`` may be overwritten.
 
-        tensor: contiguous, any shape; of a floating dtype, or int64.
+        tensor: contiguous, any shape and floating dtype.
         """
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[size, *shape]: the tensors of all ranks, by rank. tensor: contiguous, any shape and dtype."""
+
+    @abstractmethod
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """[size, *shape], by rank: what each rank has for this one.
+
+        tensor: [size, *shape], what this rank has for each; contiguous, any shape and dtype.
+        """
 
     def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
         """Adds the sum of x + delta over all ranks to the residual and norms it.
@@ -59,6 +66,9 @@ class SingleRank(Collectives):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor[None]
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
         add_rms_norm(end, pdl=pdl)

@@ -23,3 +23,6 @@ def test_an_exchange_is_a_copy_of_as_many_bytes() -> None:
     reduced = lone.all_reduce(tensor)
     assert torch.equal(reduced, tensor) and reduced.data_ptr() != tensor.data_ptr()
     assert torch.equal(lone.all_gather(tensor), torch.stack([tensor] * 4))
+    shares = torch.arange(8.0).view(4, 2)
+    received = lone.all_to_all(shares)
+    assert torch.equal(received, shares) and received.data_ptr() != shares.data_ptr()

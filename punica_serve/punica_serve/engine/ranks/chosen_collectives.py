@@ -61,6 +61,10 @@ class ChosenCollectives(Collectives):
         """See ``Collectives.all_gather``."""
         return self._library.all_gather(tensor)
 
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_to_all``."""
+        return self._library.all_to_all(tensor)
+
     def add_rms_norm(self, end: BlockEnd, *, pdl: bool) -> None:
         """See ``Collectives.add_rms_norm``."""
         exchange = self.layer_exchanges.get(self.choice.layer_way(end.residual.nbytes))

@@ -1,8 +1,9 @@
-"""Sampling from the whole vocabulary, or from one that the ranks of a group divide, without gathering its logits.
+"""Sampling from the whole vocabulary, or from one that the ranks of a group divide.
 
-Each rank draws its best token of each row; one exchange of 16 bytes a row decides. A step with top-k, top-p or min-p in
-any row takes five more exchanges, whatever the number of rows: four find what the filters keep (`divided_filters`), and
-one decides again.
+Each rank draws its best token of each row; one exchange of 16 bytes a row decides. A threshold of top-k, top-p or min-p
+depends on all logits of a row. So the ranks divide the rows with filters: each gets the other parts of its own rows,
+samples these as one rank does, and tells the tokens. These are two more exchanges in a step with any such row, however
+many there are. Their tokens are those of one rank with the same logits, bit by bit, ties and rounded sums included.
 """
 
 from typing import Protocol
@@ -12,10 +13,9 @@ from torch import Tensor
 
 from punica_kernels import sampling
 from punica_kernels.part_sampling import draw, pick_drawn
-from punica_kernels.sampling_rows import Filters, SamplingRows, scale_logits
+from punica_kernels.sampling_rows import Filters, SamplingRows
 from punica_serve.base_model.group_sizes import VOCABULARY_BLOCK
 from punica_serve.base_model.rank import Rank
-from punica_serve.engine.ranks.divided_filters import DividedFilters
 from punica_serve.models.collectives import Collectives
 
 
@@ -51,21 +51,18 @@ class DividedDrawing:
 
     def __init__(self, vocab_size: int, collectives: Collectives) -> None:
         size = collectives.rank.size
-        parts = [Rank(index, size).blocks(vocab_size, VOCABULARY_BLOCK) for index in range(size)]
+        self._parts = [Rank(index, size).blocks(vocab_size, VOCABULARY_BLOCK) for index in range(size)]
         self._vocab_size = vocab_size
         self._collectives = collectives
-        self._filters = DividedFilters(parts, collectives)
-        self.vocabulary = parts[collectives.rank.index]
+        self.vocabulary = self._parts[collectives.rank.index]
 
     def sample(self, logits: Tensor, rows: SamplingRows, *, masked: bool = False, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        drawn = self._draw(logits, rows, masked=masked)
-        pick_drawn(drawn, rows.temperatures, out)
+        drawn = draw(logits, rows, self.vocabulary.start, masked=masked)
+        pick_drawn(self._collectives.all_gather(drawn), rows.temperatures, out)
         if rows.filters is not None:
-            filtered = self._sample_filtered(logits, rows, rows.filters, drawn[:, :, 0].amax(0))
-            is_valid = out.index_select(0, rows.filters.rows) >= 0
-            out.index_copy_(0, rows.filters.rows, filtered.where(is_valid, -1))
+            out.index_copy_(0, rows.filters.rows, self._sample_filtered(logits, rows, rows.filters, masked))
         return out
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, top_n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,21 +77,31 @@ class DividedDrawing:
         best_ids = top_ids.transpose(0, 1).flatten(1).gather(1, places)
         return (chosen.amax(0) - log_total).squeeze(1), best_ids.long(), best - log_total
 
-    def _draw(self, logits: Tensor, rows: SamplingRows, *, masked: bool) -> Tensor:
-        """The best token of each row of all ranks, float32 [ranks, R, 4]."""
-        return self._collectives.all_gather(draw(logits, rows, self.vocabulary.start, masked=masked))
-
-    def _sample_filtered(self, logits: Tensor, rows: SamplingRows, filters: Filters, highest: Tensor) -> Tensor:
-        """int64 [F]: the tokens of the rows with filters. highest: float32 [R], of the whole vocabulary."""
-        temperatures, seeds, positions, peaks = (
-            each.index_select(0, filters.rows) for each in (rows.temperatures, rows.seeds, rows.positions, highest)
+    def _sample_filtered(self, logits: Tensor, rows: SamplingRows, filters: Filters, masked: bool) -> Tensor:
+        """int64 [F]: the tokens of the rows with filters, each from the rank whose row it is."""
+        rank, num_rows = self._collectives.rank, len(filters.rows)
+        share = -(-num_rows // rank.size)
+        # The last row fills up the last shares, so that all are equal. Whoever else samples it finds the same token.
+        places = torch.arange(rank.size * share, device=logits.device).clamp_max_(num_rows - 1)
+        whole = self._exchange_parts(logits.index_select(0, filters.rows.index_select(0, places)))
+        places = places[rank.index * share : (rank.index + 1) * share]
+        numbers, *limits = (
+            each.index_select(0, places) for each in (filters.rows, filters.top_k, filters.top_p, filters.min_p)
         )
-        scores = scale_logits(logits.index_select(0, filters.rows), temperatures, peaks)
-        scaled = SamplingRows(torch.ones_like(temperatures), seeds, positions)
-        drawn = self._draw(self._filters.keep(scores, filters), scaled, masked=True)
-        out = torch.empty_like(filters.rows)
-        pick_drawn(drawn, scaled.temperatures, out)
-        return out
+        temperatures, seeds, positions = (
+            each.index_select(0, numbers) for each in (rows.temperatures, rows.seeds, rows.positions)
+        )
+        every = Filters(torch.arange(share, device=logits.device), *limits)
+        tokens = sampling.sample(whole, SamplingRows(temperatures, seeds, positions, every), masked=masked)
+        return self._collectives.all_gather(tokens).flatten()[:num_rows]
+
+    def _exchange_parts(self, logits: Tensor) -> Tensor:
+        """[size * share, tokens of this part], rows by the rank whose they are -> [share, vocab], this rank's rows."""
+        missing = max(map(len, self._parts)) - logits.shape[1]
+        padded = torch.nn.functional.pad(logits, (0, missing))
+        size = self._collectives.rank.size
+        received = self._collectives.all_to_all(padded.unflatten(0, (size, len(padded) // size)))
+        return torch.cat([rows[:, : len(part)] for part, rows in zip(self._parts, received, strict=True)], dim=1)
 
     def _logits_of(self, token_ids: Tensor, logits: Tensor) -> Tensor:
         """[rows, 1]: the logit of each row's token; -inf if another rank has it."""

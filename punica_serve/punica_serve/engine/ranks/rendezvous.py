@@ -90,6 +90,8 @@ def _connect(collectives: TorchCollectives, device: torch.device) -> None:
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         collectives.all_gather(torch.zeros(1, device=device))
+        # Shares go between pairs of GPUs, which NCCL connects at their own first exchange.
+        collectives.all_to_all(torch.zeros(collectives.rank.size, device=device))
     stream.synchronize()
 
 

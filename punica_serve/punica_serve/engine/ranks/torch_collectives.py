@@ -45,6 +45,13 @@ class TorchCollectives(Collectives):
             _all_gather(gathered.flatten(0, 1) if tensor.dim() else gathered, tensor, group=self.group)
         return gathered
 
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """See ``Collectives.all_to_all``. Raises ExchangeFailed for a rank that is gone or late."""
+        received = torch.empty_like(tensor)
+        with _exchanging():
+            dist.all_to_all_single(received, tensor, group=self.group)
+        return received
+
 
 @contextmanager
 def _exchanging() -> Iterator[None]:

@@ -1,14 +1,19 @@
 """Two processes, joined by gloo on CPUs, and by each exchange in CUDA graphs on two GPUs."""
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import drawing_rank
 from group_rank import log_of, serve_in_two
 from mixed_batch import assert_same, serve, write_adapters
 from punica_serve.base_model.config_json import read_model_config
@@ -21,6 +26,7 @@ from punica_serve.engine.ranks.rendezvous import join, leave, open_port
 
 #: One rank alone, and two that end by a deadline of their own.
 _GPU_TIMEOUT_S = 180
+_DEADLINE_S = 120.0
 
 
 @pytest.mark.slow
@@ -31,6 +37,14 @@ def test_two_processes_say_what_one_says(
     adapters = write_adapters(tmp_path / "adapters", tiny_model)
     answers = serve_in_two(tmp_path / "store", "cpu", tiny_llama, adapters, divide_lora_from=1)
     assert_same(answers, serve(tiny_llama, adapters))
+
+
+@pytest.mark.slow
+def test_two_processes_exchange_shares_and_sample_filtered_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    _draw_in_two(tmp_path / "store", "cpu")
 
 
 #: Joins as the second of two ranks, and is gone.
@@ -52,9 +66,14 @@ def test_an_exchange_whose_peer_is_gone_fails_by_name() -> None:
         collectives = join(store, torch.device("cpu"), Rank(0, 2), 60.0)
         assert peer.wait(60.0) == 0
     try:
-        for exchange in (collectives.all_reduce, collectives.all_gather):
+        exchanges: tuple[Callable[[Tensor], Tensor], ...] = (
+            collectives.all_reduce,
+            collectives.all_gather,
+            collectives.all_to_all,
+        )
+        for exchange in exchanges:
             with pytest.raises(ExchangeFailed, match=r"^an exchange with the other ranks has failed: "):
-                exchange(torch.ones(8))
+                exchange(torch.ones(2, 4))
     finally:
         leave()
 
@@ -96,6 +115,13 @@ def test_two_gpus_say_what_one_says(
 @pytest.mark.gpu
 @pytest.mark.timeout(_GPU_TIMEOUT_S)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+def test_two_gpus_exchange_shares_and_sample_filtered_rows(tmp_path: Path) -> None:
+    _draw_in_two(tmp_path / "store", "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(_GPU_TIMEOUT_S)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, there are {torch.cuda.device_count()}")
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_so_they_do_in_one_kernel_with_the_norm(
     make_model: Callable[..., Path], tmp_path: Path, model_type: str
@@ -106,6 +132,19 @@ def test_so_they_do_in_one_kernel_with_the_norm(
     answers = serve_in_two(tmp_path / "store", "cuda", model, adapters, exchange="fused")
     assert_same(answers, expected)
     assert "with the norm: fused up to" in log_of(tmp_path / "store"), "the start has confirmed it"
+
+
+def _draw_in_two(store: Path, device: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    deadline_s = time.monotonic() + _DEADLINE_S
+    with ExitStack() as stack:
+        ranks = []
+        for index in ("0", "1"):
+            command = [sys.executable, drawing_rank.__file__, str(store), index, "2", device]
+            ranks.append(stack.enter_context(subprocess.Popen(command, env=environment)))
+            stack.callback(ranks[-1].kill)
+        for rank in ranks:
+            assert rank.wait(max(0.0, deadline_s - time.monotonic())) == 0
 
 
 def _times(folder: Path, way: Way) -> Path:
