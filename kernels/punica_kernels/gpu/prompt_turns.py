@@ -22,6 +22,14 @@ class Turns(NamedTuple):
 
 
 @triton.jit
+def first_turn():
+    """The program's first turn, of its second place in the grid. Programs of rows start first: theirs is the wait for
+    weights that no other program has read.
+    """
+    return tl.num_programs(1) - 1 - tl.program_id(1)
+
+
+@triton.jit
 def load_turns(tiles):
     """The turns of the table at `tiles`."""
     wide_tiles, num_tiles = tl.load(tiles + WIDE_TILES), tl.load(tiles + NUM_TILES)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from punica_kernels.checks import require_dense_rows, require_shape
 from punica_kernels.gpu.activation import gated
-from punica_kernels.gpu.activation_row import activate_row
-from punica_kernels.gpu.expand_delta import tile_delta
+from punica_kernels.gpu.expand_delta import row_delta, tile_delta
 from punica_kernels.gpu.expand_products import sum_rows
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_tile
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
@@ -118,7 +117,7 @@ def sgmv_activation(
         following = load_tile(tiles + tl.minimum(number, max_tiles - 1) * TILE_WORDS)
         v_row = v + tile.first_row * sizes.V_ROW
         if tile.num_rows == 1:
-            activate_row(
+            _activate_row(
                 out + tile.first_row * out_stride,
                 gate_up + tile.first_row * gate_up_stride,
                 v_row,
@@ -138,6 +137,31 @@ def sgmv_activation(
             v_rows = v_row + row * sizes.V_ROW
             _activate_tile(out_rows, gate_up_rows, v_rows, b, tile, live, width_left, page_stride, WIDTH, GELU, sizes)
         tile = following
+
+
+@triton.jit
+def _activate_row(
+    out,
+    gate_up,
+    v,
+    b,
+    tile,
+    width_left,
+    page_stride,
+    WIDTH: tl.constexpr,
+    GELU: tl.constexpr,
+    sizes: tl.constexpr,
+):
+    """One row, on CUDA cores."""
+    ns = tl.arange(0, sizes.BLOCK_N)
+    inside = ns < width_left
+    gate_up += ns
+    b += ns
+    gate = tl.load(gate_up, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    gate += row_delta(v, b, tile, inside, page_stride, sizes)
+    up += row_delta(v + sizes.SPLIT_K * sizes.MAX_RANKS, b + WIDTH, tile, inside, page_stride, sizes)
+    tl.store(out + ns, gated(gate, up, GELU, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

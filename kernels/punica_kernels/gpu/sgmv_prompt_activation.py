@@ -8,12 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.activation import gated
-from punica_kernels.gpu.activation_row import activate_row
-from punica_kernels.gpu.expand_products import product, sum_rows
+from punica_kernels.gpu.expand_products import product, row_product, sum_rows
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_blocks, load_first_blocks, load_tile
 from punica_kernels.gpu.lora_constants import BLOCK_RANKS, ROWS_IN_TURN
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
-from punica_kernels.gpu.prompt_turns import load_turns, row_tile_number
+from punica_kernels.gpu.prompt_turns import first_turn, load_turns, row_tile_number
 from punica_kernels.gpu.sgmv_config import ExpandConfig
 from punica_kernels.integers import ceil_div
 from punica_kernels.low_rank import LowRankDelta
@@ -98,7 +97,7 @@ def sgmv_prompt_activation(
         ACCUMULATE=True,
         PDL_WAIT=PDL_WAIT,
     )
-    turn = tl.program_id(1)
+    turn = first_turn()
     tile, turns = load_tile(tiles + turn * TILE_WORDS), load_turns(tiles)
     while turn < turns.count:
         if turn < turns.wide_tiles:
@@ -124,7 +123,7 @@ def sgmv_prompt_activation(
                 if number < turns.num_tiles:
                     one = load_tile(tiles + number * TILE_WORDS)
                     n = item // ROWS_IN_TURN * row_sizes.BLOCK_N
-                    activate_row(
+                    _activate_row(
                         out + n + one.first_row * out_stride,
                         gate_up + n + one.first_row * gate_up_stride,
                         v + one.first_row * sizes.V_ROW,
@@ -140,6 +139,39 @@ def sgmv_prompt_activation(
         turn += tl.num_programs(1)
         if turn < turns.count:
             tile = load_tile(tiles + turn * TILE_WORDS)
+
+
+@triton.jit
+def _activate_row(
+    out,
+    gate_up,
+    v,
+    b,
+    tile,
+    width_left,
+    page_stride,
+    WIDTH: tl.constexpr,
+    GELU: tl.constexpr,
+    sizes: tl.constexpr,
+):
+    """A row, on CUDA cores, with the same order of loads as a tile of rows."""
+    columns = tl.arange(0, sizes.BLOCK_N)
+    inside = (columns < width_left) | sizes.EVEN_N
+    gate_base = tl.load(gate_up + columns, mask=inside, other=0.0)
+    up_base = tl.load(gate_up + WIDTH + columns, mask=inside, other=0.0)
+    b += columns
+    up_v = v + sizes.MAX_RANKS
+    num_blocks = tile.num_rank_blocks
+    w = load_first_blocks(b, tile, num_blocks, page_stride, inside, 1, sizes)
+    u = load_first_blocks(b + WIDTH, tile, num_blocks, page_stride, inside, 1, sizes)
+    gate = gate_base.to(tl.float32) + row_product(v, w, num_blocks, 1, sizes)
+    up = up_base.to(tl.float32) + row_product(up_v, u, num_blocks, 1, sizes)
+    for block in tl.range(1, num_blocks, num_stages=1):
+        w = load_blocks(b, tile, block, block + 1, page_stride, inside, 1, sizes)
+        gate += row_product(v + block * BLOCK_RANKS, w, 1, 1, sizes)
+        u = load_blocks(b + WIDTH, tile, block, block + 1, page_stride, inside, 1, sizes)
+        up += row_product(up_v + block * BLOCK_RANKS, u, 1, 1, sizes)
+    tl.store(out + columns, gated(gate, up, GELU, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

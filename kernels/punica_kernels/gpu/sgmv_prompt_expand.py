@@ -10,7 +10,7 @@ from torch import Tensor
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_tile
 from punica_kernels.gpu.lora_constants import ROWS_IN_TURN
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
-from punica_kernels.gpu.prompt_turns import load_turns, row_tile_number
+from punica_kernels.gpu.prompt_turns import first_turn, load_turns, row_tile_number
 from punica_kernels.gpu.sgmv_config import ExpandConfig
 from punica_kernels.gpu.sgmv_expand import expand_columns, expand_nothing, expand_row, output_block
 from punica_kernels.integers import ceil_div
@@ -111,7 +111,7 @@ def sgmv_prompt_expand(
         ACCUMULATE=ACCUMULATE,
         PDL_WAIT=PDL_WAIT,
     )
-    turn = tl.program_id(1)
+    turn = first_turn()
     tile, turns = load_tile(tiles + turn * TILE_WORDS), load_turns(tiles)
     while turn < turns.count:
         if turn < turns.wide_tiles:
