@@ -32,7 +32,7 @@ PROMPT_TILE_ROWS = 64
 #: Long prompts have so many rows. With fewer, small tiles have more programs, and were faster (docs/notes).
 LONG_PROMPT_ROWS = 448
 #: Tiles of one row that the programs of one tile take at a time, beside long prompts: such a row has little work.
-ROWS_IN_TURN = 4
+ROWS_IN_TURN = 8
 #: Rank rows of a page.
 PAGE_RANKS = 8
 #: Pages of a rank block: 16 rank rows, the width of the smallest tensor-core product.

@@ -15,12 +15,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from punica_kernels.gpu.sgmv_activation import sgmv_activation
-from punica_kernels.gpu.sgmv_config import ExpandConfig, activation_config, expand_config
+from punica_kernels.gpu.sgmv_config import ExpandConfig, activation_config, expand_config, row_block_n
 from punica_kernels.gpu.sgmv_expand import sgmv_expand
 from punica_kernels.gpu.sgmv_prompt_activation import sgmv_prompt_activation
 from punica_kernels.gpu.sgmv_prompt_expand import sgmv_prompt_expand
 from punica_kernels.integers import ceil_div
-from punica_kernels.lora_table import ROWS_IN_TURN, LoraTableShape
+from punica_kernels.lora_table import LoraTableShape
 
 SPLITS = (4, 16, 8)
 SLICES = (3, 2)
@@ -87,10 +87,15 @@ def spilled_by_activation(shape: LoraTableShape) -> int:
 
 
 def _prompt_sizes(shape: LoraTableShape, config: ExpandConfig, num_outputs: int) -> dict[str, Any]:
-    row_block = config.block_n * ROWS_IN_TURN
+    row_block = row_block_n(num_outputs)
     return {
         **{"TILE_WORDS": shape.tile_words, "TILE_ROWS": shape.tile_rows, "MAX_RANKS": shape.max_ranks},
-        **{"BLOCK_N": config.block_n, "ROW_BLOCKS": ceil_div(num_outputs, row_block), "EVEN_ROWS": True},
+        **{
+            "BLOCK_N": config.block_n,
+            "ROW_BLOCK_N": row_block,
+            "ROW_BLOCKS": ceil_div(num_outputs, row_block),
+            "EVEN_ROWS": True,
+        },
     }
 
 

@@ -1,7 +1,7 @@
 """The turns in which the programs of a table for long prompts take its tiles (`punica_kernels.lora_table`).
 
 Programs have four warps, since one has no registers for a large tile. For a tile of one row such a program has too
-little work: it takes ROWS_IN_TURN times as many outputs, and as many of these tiles take one turn.
+little work: it takes many more outputs, and ROWS_IN_TURN of these tiles take one turn.
 """
 
 from typing import NamedTuple

@@ -61,6 +61,9 @@ _ACTIVATION_ROWS = 512
 # Registers of a thread that tiles of long prompts fit: float16 has products of its own for its scales, and float32 none
 # on tensor cores.
 _PROMPT_REGISTERS = {torch.bfloat16: 128, torch.float16: 168, torch.float32: 255}
+# Outputs of a row that a program takes at a time beside long prompts: 8 for each of its threads, which then adds up a
+# column's ranks by itself.
+_ROW_OUTPUTS = 1024
 # Beyond so many outputs a prefill has enough tiles for larger programs.
 _WIDE_OUTPUTS = 8192
 
@@ -76,6 +79,11 @@ def num_splits(shape: LoraTableShape, num_slices: int) -> int:
     if shape.max_tiles * num_slices <= 16:
         return 16
     return 8 if num_tiles <= _DECODE_TILES else 4
+
+
+def row_block_n(widest_slice: int) -> int:
+    """Outputs of a tile of one row that a program takes at a time, beside long prompts."""
+    return min(_ROW_OUTPUTS, max(16, next_power_of_two(widest_slice)))
 
 
 @cache

@@ -8,12 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from punica_kernels.gpu.activation import gated
-from punica_kernels.gpu.expand_products import product, row_product, sum_rows
+from punica_kernels.gpu.expand_delta import row_delta
+from punica_kernels.gpu.expand_products import product, sum_rows
 from punica_kernels.gpu.expand_tile import ExpandSizes, load_blocks, load_first_blocks, load_tile
 from punica_kernels.gpu.lora_constants import BLOCK_RANKS, ROWS_IN_TURN
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
 from punica_kernels.gpu.prompt_turns import first_turn, load_turns, row_tile_number
-from punica_kernels.gpu.sgmv_config import ExpandConfig
+from punica_kernels.gpu.sgmv_config import ExpandConfig, row_block_n
 from punica_kernels.integers import ceil_div
 from punica_kernels.low_rank import LowRankDelta
 
@@ -21,7 +22,8 @@ from punica_kernels.low_rank import LowRankDelta
 def activate_prompts(out: Tensor, gate_up: Tensor, delta: LowRankDelta, config: ExpandConfig, *, gelu: bool) -> None:
     """``expand_and_activate`` for a table of long prompts; arguments fit each other."""
     v, b_pages, table = delta
-    width, row_block_n = b_pages.shape[2] // 2, config.block_n * ROWS_IN_TURN.value
+    width = b_pages.shape[2] // 2
+    row_outputs = row_block_n(width)
     sgmv_prompt_activation[(ceil_div(width, config.block_n), config.tile_programs)](
         out,
         gate_up,
@@ -37,8 +39,9 @@ def activate_prompts(out: Tensor, gate_up: Tensor, delta: LowRankDelta, config: 
         TILE_ROWS=table.shape.tile_rows,
         MAX_RANKS=table.shape.max_ranks,
         BLOCK_N=config.block_n,
-        ROW_BLOCKS=ceil_div(width, row_block_n),
-        EVEN_ROWS=width % row_block_n == 0,
+        ROW_BLOCK_N=row_outputs,
+        ROW_BLOCKS=ceil_div(width, row_outputs),
+        EVEN_ROWS=width % row_outputs == 0,
         maxnreg=config.max_registers,
         num_warps=config.num_warps,
         **pdl_options(out.device, wait=False),
@@ -61,6 +64,7 @@ def sgmv_prompt_activation(
     TILE_ROWS: tl.constexpr,
     MAX_RANKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROW_BLOCK_N: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
     EVEN_ROWS: tl.constexpr,
     PDL_WAIT: tl.constexpr,
@@ -68,7 +72,7 @@ def sgmv_prompt_activation(
 ):
     """out = activation(gate + v B) * (up + v B), for every tile. Grid: blocks of outputs, turns.
 
-    A row has ROW_BLOCKS blocks of ROWS_IN_TURN times as many outputs, all whole if EVEN_ROWS.
+    A row has ROW_BLOCKS blocks of ROW_BLOCK_N outputs, all whole if EVEN_ROWS.
     """
     start_dependents(PDL_TRIGGER)
     sizes: tl.constexpr = ExpandSizes(
@@ -90,8 +94,8 @@ def sgmv_prompt_activation(
         MAX_RANKS=MAX_RANKS,
         SPLIT_K=1,
         TILE_ROWS=1,
-        BLOCK_N=BLOCK_N * ROWS_IN_TURN,
-        TILE_N=BLOCK_N * ROWS_IN_TURN,
+        BLOCK_N=ROW_BLOCK_N,
+        TILE_N=ROW_BLOCK_N,
         LOG2_BLOCKS=0,
         EVEN_N=EVEN_ROWS,
         ACCUMULATE=True,
@@ -154,23 +158,15 @@ def _activate_row(
     GELU: tl.constexpr,
     sizes: tl.constexpr,
 ):
-    """A row, on CUDA cores, with the same order of loads as a tile of rows."""
+    """A row, on CUDA cores."""
     columns = tl.arange(0, sizes.BLOCK_N)
     inside = (columns < width_left) | sizes.EVEN_N
     gate_base = tl.load(gate_up + columns, mask=inside, other=0.0)
     up_base = tl.load(gate_up + WIDTH + columns, mask=inside, other=0.0)
     b += columns
-    up_v = v + sizes.MAX_RANKS
-    num_blocks = tile.num_rank_blocks
-    w = load_first_blocks(b, tile, num_blocks, page_stride, inside, 1, sizes)
-    u = load_first_blocks(b + WIDTH, tile, num_blocks, page_stride, inside, 1, sizes)
-    gate = gate_base.to(tl.float32) + row_product(v, w, num_blocks, 1, sizes)
-    up = up_base.to(tl.float32) + row_product(up_v, u, num_blocks, 1, sizes)
-    for block in tl.range(1, num_blocks, num_stages=1):
-        w = load_blocks(b, tile, block, block + 1, page_stride, inside, 1, sizes)
-        gate += row_product(v + block * BLOCK_RANKS, w, 1, 1, sizes)
-        u = load_blocks(b + WIDTH, tile, block, block + 1, page_stride, inside, 1, sizes)
-        up += row_product(up_v + block * BLOCK_RANKS, u, 1, 1, sizes)
+    # One after the other: a thread has no registers for the weights of both.
+    gate = gate_base.to(tl.float32) + row_delta(v, b, tile, inside, page_stride, sizes)
+    up = up_base.to(tl.float32) + row_delta(v + sizes.MAX_RANKS, b + WIDTH, tile, inside, page_stride, sizes)
     tl.store(out + columns, gated(gate, up, GELU, out.dtype.element_ty), mask=inside)
 
 

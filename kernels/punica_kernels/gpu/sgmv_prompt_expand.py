@@ -11,7 +11,7 @@ from punica_kernels.gpu.expand_tile import ExpandSizes, load_tile
 from punica_kernels.gpu.lora_constants import ROWS_IN_TURN
 from punica_kernels.gpu.pdl import pdl_options, start_dependents
 from punica_kernels.gpu.prompt_turns import first_turn, load_turns, row_tile_number
-from punica_kernels.gpu.sgmv_config import ExpandConfig
+from punica_kernels.gpu.sgmv_config import ExpandConfig, row_block_n
 from punica_kernels.gpu.sgmv_expand import expand_columns, expand_nothing, expand_row, output_block
 from punica_kernels.integers import ceil_div
 from punica_kernels.lora_table import LoraTable
@@ -31,7 +31,7 @@ def expand_prompts(
     """``punica_kernels.gpu.sgmv.expand`` for a table of long prompts; arguments fit each other."""
     shape, widths = table.shape, [end - start for start, end in pairwise(out_offsets)]
     ends = [*out_offsets[1:], out_offsets[-1], out_offsets[-1]]
-    row_block_n = config.block_n * ROWS_IN_TURN.value
+    row_outputs = row_block_n(max(widths))
     sgmv_prompt_expand[(sum(ceil_div(width, config.block_n) for width in widths), config.tile_programs)](
         y,
         v,
@@ -48,8 +48,9 @@ def expand_prompts(
         MAX_RANKS=shape.max_ranks,
         BLOCK_N=config.block_n,
         EVEN_N=all(width % config.block_n == 0 for width in widths),
-        ROW_BLOCKS=sum(ceil_div(width, row_block_n) for width in widths),
-        EVEN_ROWS=all(width % row_block_n == 0 for width in widths),
+        ROW_BLOCK_N=row_outputs,
+        ROW_BLOCKS=sum(ceil_div(width, row_outputs) for width in widths),
+        EVEN_ROWS=all(width % row_outputs == 0 for width in widths),
         ACCUMULATE=accumulate,
         maxnreg=config.max_registers,
         num_warps=config.num_warps,
@@ -74,6 +75,7 @@ def sgmv_prompt_expand(
     MAX_RANKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     EVEN_N: tl.constexpr,
+    ROW_BLOCK_N: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
     EVEN_ROWS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -82,7 +84,7 @@ def sgmv_prompt_expand(
 ):
     """y = v B, or y += v B, for every tile. Grid: blocks of each slice's outputs one after another, turns.
 
-    A row has ROW_BLOCKS blocks of ROWS_IN_TURN times as many outputs, which are whole in each slice if EVEN_ROWS.
+    A row has ROW_BLOCKS blocks of ROW_BLOCK_N outputs, which are whole in each slice if EVEN_ROWS.
     """
     start_dependents(PDL_TRIGGER)
     sizes: tl.constexpr = ExpandSizes(
@@ -104,8 +106,8 @@ def sgmv_prompt_expand(
         MAX_RANKS=MAX_RANKS,
         SPLIT_K=1,
         TILE_ROWS=1,
-        BLOCK_N=BLOCK_N * ROWS_IN_TURN,
-        TILE_N=BLOCK_N * ROWS_IN_TURN,
+        BLOCK_N=ROW_BLOCK_N,
+        TILE_N=ROW_BLOCK_N,
         LOG2_BLOCKS=0,
         EVEN_N=EVEN_ROWS,
         ACCUMULATE=ACCUMULATE,
