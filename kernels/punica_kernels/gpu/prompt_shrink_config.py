@@ -42,14 +42,13 @@ def prompt_shrink_config(shape: LoraTableShape, h_in: int, num_slices: int, item
     `itemsize`: bytes of an input.
     """
     split_k = prompt_splits(shape)
-    # 128 bytes of each row, so that the stages of three programs fit the shared memory of a multiprocessor: rows of
-    # different adapters have one each.
-    block_k = min(128 // itemsize, max(16, next_power_of_two(ceil_div(h_in, split_k))))
+    # 256 bytes of each row, so that the stages of two programs fit the shared memory of a multiprocessor.
+    block_k = min(256 // itemsize, max(16, next_power_of_two(ceil_div(h_in, split_k))))
     return PromptShrinkConfig(
         split_k=split_k,
         k_per_split=ceil_div(ceil_div(h_in, block_k), split_k) * block_k,
         block_k=block_k,
         columns=next_power_of_two(num_slices * BLOCK_RANKS),
-        num_stages=4,
+        num_stages=3,
         num_warps=4,
     )
