@@ -29,7 +29,7 @@ from punica_kernels.members import Indices, enumerate_members
 TILE_ROWS = 16
 #: Most rows in a tile of a table for long prompts, which reads the weights of an adapter less often.
 PROMPT_TILE_ROWS = 64
-#: Long prompts have so many rows. With fewer, small tiles have more programs, and were faster (docs/notes).
+#: Long prompts have so many rows: those of a full budget of 512 tokens. Fewer were not measured in large tiles.
 LONG_PROMPT_ROWS = 448
 #: Tiles of one row that the programs of one tile take at a time, beside long prompts: such a row has little work.
 ROWS_IN_TURN = 8
