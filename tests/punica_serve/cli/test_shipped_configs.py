@@ -1,12 +1,17 @@
 """Config files by path, and shipped ones by name."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from punica_serve.adapters.random_adapter import write_random_adapter
 from punica_serve.cli.shipped_configs import find_config
 from punica_serve.config.cluster import load_config
 from punica_serve.errors import ConfigError
+from punica_serve.shapes import shape_of
 
 
 @pytest.mark.parametrize("name", ["demo", "gpu", "sim/figure13", "sim/live-16", "sim/figure20", "sim/figure20-gpus"])
@@ -15,6 +20,23 @@ def test_a_shipped_config_has_a_name(name: str, tmp_path: Path, monkeypatch: pyt
     found = find_config(Path(name))
     assert found.name == f"{Path(name).name}.yaml"
     assert load_config(found).engine.model
+
+
+@pytest.mark.parametrize("shape", ["qwen-2.5-7b", "llama-3.1-8b"])
+def test_a_config_for_a_download_fits_its_model(
+    cli: Callable[..., Any], shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shape stands for the download, which has the weights and the tokenizer too; nothing else is changed."""
+    monkeypatch.chdir(tmp_path)
+    document = yaml.safe_load(find_config(Path(shape)).read_text())
+    assert document["engine"].pop("model").startswith("/models/")
+    (name,) = document["adapters"]
+    document["adapters"] = {name: "adapter"}
+    document["engine"] |= {"model": f"shape:{shape}", "load_format": "dummy", "tokenizer": "demo:model"}
+    write_random_adapter(tmp_path / "adapter", shape_of(shape), rank=16, seed=0, target_modules=("q_proj",))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(document))
+    exit_code, stdout, _ = cli("config", "check", "own.yaml", "--gpu", f"{24 * 10**9}")
+    assert exit_code == 0 and " ok " in stdout and "32 requests" in stdout, stdout
 
 
 def test_a_file_wins_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
