@@ -1,4 +1,6 @@
-"""LoRA's part of the decode steps of `bench textgen`, beside the time of its bytes; the goals of large batches."""
+"""LoRA's part of the decode steps of `bench textgen`, beside the time of its bytes; the goals of large batches
+and of other shapes.
+"""
 
 from punica_serve.bench.goals import Goal
 from punica_serve.bench.reference_figures import goals
@@ -40,6 +42,12 @@ def batch_goals(steps: TableData, batch_size: int, rank: int) -> list[Goal]:
         Goal(bounds["lora_identical_ms"], added_by_lora_ms(steps, "identical")),
         *(Goal(bounds[_OVER_FLOOR[batch_size]], over, row) for row, over in over_floor.items()),
     ]
+
+
+def shape_goals(steps: TableData, shape: str) -> list[Goal]:
+    """The goal of a step of another model shape; none of a shape that has no goal."""
+    bound = goals().textgen_shapes.get(shape)
+    return [] if bound is None else [Goal(bound, by_row(steps, "over_floor").get("distinct"))]
 
 
 def added_by_lora_ms(steps: TableData, row: str) -> float | None:

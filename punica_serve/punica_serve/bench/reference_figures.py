@@ -138,6 +138,7 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed_ranks_ratio: float
     layer_us: dict[int, dict[Population, float]]
     textgen: dict[str, Bound]
+    textgen_shapes: dict[str, Bound]
     textgen_batches: dict[str, Bound]
     coldstart: dict[str, Bound]
     coldstart_loads: dict[str, Bound]

@@ -52,12 +52,12 @@ class TextgenSettings:
     @property
     def is_of_the_goals(self) -> bool:
         """Whether the goals and other systems' results are for the same requests."""
-        return self.length is None and (self.num_requests, self.rank, self.batch_size, self.resident) == (
-            1000,
-            16,
-            32,
-            False,
-        )
+        return self.has_steps_of_the_goals and (self.num_requests, self.resident) == (1000, False)
+
+    @property
+    def has_steps_of_the_goals(self) -> bool:
+        """Whether steps are of the batch, rank and lengths of the goals, over however many requests."""
+        return self.length is None and (self.rank, self.batch_size) == (16, 32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from punica_serve.bench.driver import StepTime
 from punica_serve.bench.goals import GOAL_SHAPE, Goal, goals_table
-from punica_serve.bench.lora_in_steps import added_by_lora_ms, batch_goals, by_row, step_facts
+from punica_serve.bench.lora_in_steps import added_by_lora_ms, batch_goals, by_row, shape_goals, step_facts
 from punica_serve.bench.peft_baseline import PeftTimes, run_peft
 from punica_serve.bench.reference_figures import goals, peers
 from punica_serve.bench.report import Column, Report, TableData, Value, machine
@@ -71,6 +71,8 @@ def make_report(
         tables.append(goals_table(_goals(by_row(speeds, "tokens_per_s"), steps)))
     elif subject.on_gpu and subject.title == GOAL_SHAPE:
         tables.append(goals_table(batch_goals(steps, settings.batch_size, settings.rank)))
+    elif subject.on_gpu and settings.has_steps_of_the_goals:
+        tables.append(goals_table(shape_goals(steps, subject.title), f"Goals (one H200, {subject.title} shape)"))
     return Report(
         name="textgen",
         machine=machine(str(subject.device)),

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from punica_serve.base_model.rank import Rank
 from punica_serve.bench import textgen, textgen_report
 from punica_serve.bench.goals import GOAL_SHAPE
-from punica_serve.bench.lora_in_steps import by_row
+from punica_serve.bench.lora_in_steps import by_row, shape_goals
 from punica_serve.bench.random_adapters import write_folders
 from punica_serve.bench.report import Report, leave
 from punica_serve.bench.step_floor import DeviceRates, StepBytes
@@ -24,6 +24,7 @@ from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, RO
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
+from punica_serve.shapes import shape_of
 from punica_serve.workload import RequestLength, shipped_workload
 
 SETTINGS = TextgenSettings(
@@ -99,6 +100,20 @@ def test_goals_stand_beside_their_shape_on_a_gpu(subject: Subject) -> None:
     # Those of distinct adapters are of 300 requests, and stand nowhere else.
     assert vllm["distinct_300"] == 1318 and vllm["distinct"] is vllm["distinct_50"] is vllm["distinct_320"] is None
     assert len(make_report(at_goal, SETTINGS, measured, None).tables) == 2, "not on a CPU"
+
+
+def test_other_shapes_have_a_goal_for_their_steps(subject: Subject) -> None:
+    measured = run(subject, replace(SETTINGS, rows=("distinct",), num_rounds=1), Progress(disable=True))
+    bytes_of, rates = StepBytes.of(subject.model, subject.dtype, 4), DeviceRates(1e9, 1e15)
+    steps = textgen_report._step_table(bytes_of, replace(measured, rates=rates), None)
+    for shape in ("qwen-2.5-7b", "qwen-2.5-32b", "qwen-3-8b", "llama-3.1-8b", "mistral-7b", "gemma-3-12b"):
+        (goal,) = shape_goals(steps, shape)
+        assert (goal.bound.at_most, goal.measured) == (1.25, by_row(steps, "over_floor")["distinct"])
+        assert shape_of(shape)
+    assert not shape_goals(steps, "1b") and not shape_goals(steps, "qwen-2.5-7b, group of 2")
+    settings = TextgenSettings(rows=("distinct",), num_requests=300)
+    assert settings.has_steps_of_the_goals and not settings.is_of_the_goals
+    assert not replace(settings, batch_size=64).has_steps_of_the_goals
 
 
 def test_it_leaves_tables_json_and_a_picture(
