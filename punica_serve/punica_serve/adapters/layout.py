@@ -14,6 +14,7 @@ from punica_serve.adapters.base_modules import PEFT_PREFIX
 from punica_serve.adapters.matching import LoraTarget
 from punica_serve.adapters.targets import updatable_modules
 from punica_serve.adapters.text_tensors import TextTensors
+from punica_serve.base_model.lora_layout import FUSED_GROUPS, LORA_GROUPS
 from punica_serve.base_model.model_config import ModelConfig
 from punica_serve.errors import AdapterRejected
 from punica_serve.numbers import counted
@@ -55,18 +56,35 @@ def present_targets(
         if not missing:
             present.append(target)
         elif len(missing) == 1 or not may_lack:
-            instead = f"; `{unexpected[0][:200]}` is there instead" if unexpected else ""
+            instead = f"; `{unexpected[0][:200]}` is there instead{_advice(unexpected[0], model)}" if unexpected else ""
             message = f"tensor `{missing[0]}` is missing, though the configuration targets its module{instead}"
             raise AdapterRejected(message, param=missing[0])
     if unexpected:
         raise AdapterRejected(
             f"tensor `{unexpected[0][:200]}` is not a lora_A or lora_B weight of a module that the configuration"
-            f" targets in the base model's {counted(model.num_hidden_layers, 'layer')}",
+            f" targets in the base model's {counted(model.num_hidden_layers, 'layer')}{_advice(unexpected[0], model)}",
             param=unexpected[0],
         )
     if not present:
         raise AdapterRejected("it holds no tensors")
     return present
+
+
+def _advice(tensor: str, model: ModelConfig) -> str:
+    """What to do about a tensor that fits no target; the modules that there are, where it is of none of them."""
+    parts = tensor.split(".")
+    modules = model.spec.lora_shapes
+    if any(module in parts for module in modules):
+        return ""
+    for group, separate in LORA_GROUPS.items():
+        fused = FUSED_GROUPS[group]
+        own, others = (fused, separate) if model.fused_projections else (separate, fused)
+        if found := next((module for module in others if module in parts), None):
+            return (
+                f"; in the place of `{found}` the base model has {', '.join(own)}: train the adapter on this base"
+                " model, or serve the one that it was trained on"
+            )
+    return f"; the base model has {', '.join(modules)}"
 
 
 def scalings_of(targets: Iterable[LoraTarget]) -> tuple[float, ...]:

@@ -230,6 +230,32 @@ def test_wrong_tensors_are_named(
     assert f"adapter_model.safetensors: tensor `{param}`" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("is_fused", "written", "others"),
+    [
+        (False, "qkv_proj", "q_proj, k_proj, v_proj"),
+        (False, "gate_up_proj", "gate_proj, up_proj"),
+        (True, "k_proj", "qkv_proj"),
+        (True, "up_proj", "gate_up_proj"),
+    ],
+)
+def test_fused_modules_and_separate_ones_in_each_others_place_are_told(
+    tmp_path: Path, model: ModelConfig, is_fused: bool, written: str, others: str
+) -> None:
+    trained_on, base = replace(model, fused_projections=not is_fused), replace(model, fused_projections=is_fused)
+    write_random_adapter(tmp_path, trained_on, rank=4, seed=0, target_modules=(written, "down_proj"))
+    message = refusal(tmp_path, base).message
+    assert f"in the place of `{written}` the base model has {others}: train the adapter on this base" in message
+
+
+def test_a_tensor_of_a_module_that_there_is_nowhere_is_told_with_those_that_there_are(
+    folder: Path, model: ModelConfig, edit_tensors: EditTensors
+) -> None:
+    edit_tensors(lambda tensors: tensors.update({Q0_A.replace("q_proj", "query"): tensors[Q0_A]}))
+    message = refusal(folder, model).message
+    assert "; the base model has q_proj, k_proj, v_proj, o_proj, " in message and "lm_head" in message
+
+
 def test_an_adapter_name_within_tensor_names_is_refused(folder: Path, model: ModelConfig) -> None:
     """Whether PEFT finds such weights or leaves its own in place depends on its version and the name it loads under."""
     path = folder / "adapter_model.safetensors"
