@@ -101,6 +101,10 @@ def read_longrope(config: dict[str, Any], path: Path, *, head_dim: int, max_posi
         return Rope(theta, rotary_dim=rotary_dim)
     if kind not in _LONGROPE:
         raise refusal(path, name, f"has type {kind!r}; 'default' and 'longrope' are implemented for this model_type")
+    if kind != "longrope" and "short_factor" not in given:
+        field = "rope_type" if "rope_type" in given else "type"
+        served = "'default' and 'longrope' are implemented for this model_type"
+        raise refusal(path, f"{name}.{field}", f"is {kind!r}, and there is no `short_factor`; {served}")
     given = {"original_max_position_embeddings": _PHI3_CONTEXT, **given}
     if "original_max_position_embeddings" in config:
         given |= _original_context(config, given, path, name, max_position_embeddings)

@@ -82,6 +82,15 @@ def test_a_config_means_what_transformers_makes_of_it(file: dict[str, Any], tmp_
 PHI3 = {**SHAPE, "model_type": "phi3", "architectures": None, "pad_token_id": None, "eos_token_id": 0}
 
 
+@pytest.mark.parametrize("field", ["type", "rope_type"])
+def test_a_phi3_with_the_yarn_of_other_models_is_told_what_is_served(tmp_path: Path, field: str) -> None:
+    file = {**PHI3, "rope_scaling": {field: "yarn", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(file))
+    with pytest.raises(ModelRejected, match=r"is 'yarn', .*'default' and 'longrope' are implemented") as refused:
+        read_model_config(tmp_path)
+    assert f"`rope_scaling.{field}`" in refused.value.message
+
+
 @pytest.mark.parametrize("num_tokens", [40, 41])
 @pytest.mark.parametrize(
     ("changes", "rotated"),
