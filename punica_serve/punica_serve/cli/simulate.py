@@ -66,6 +66,7 @@ def command(
     gpus = look_first(cluster, urls, key) if urls else []
     arrivals = arrivals_for(cluster, seed, rate_scale=rate_scale, trace=trace)
     console.print(f"{len(arrivals):,} requests in {arrivals.times_s[-1]:,.0f} s", highlight=False)
+    _print_mismatch(cluster, console)
     if urls:
         compare_live(cluster, gpus, arrivals, urls, key, name=name, out=out, console=console)
     elif policies:
@@ -84,6 +85,17 @@ def _loaded(path: Path, profile: str | None) -> "ClusterConfig":
     if profile is None:
         return config
     return config.model_copy(update={"simulation": config.simulation.model_copy(update={"profile": profile})})
+
+
+def _print_mismatch(config: "ClusterConfig", console: "Console") -> None:
+    """Says so where the simulated times were measured for another model: the simulation is allowed nevertheless."""
+    from punica_serve.base_model.config_json import read_model_config
+    from punica_serve.performance.profile import load_profile
+
+    model = read_model_config(config.engine.model)
+    if mismatch := load_profile(config.simulation.profile).mismatch(model, config.engine.dtype_of(model)):
+        line = f"the times are not those of this model: {mismatch}; `punica-serve profile` measures others"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _variants(config: "ClusterConfig", ablations: bool) -> "dict[str, ClusterConfig]":

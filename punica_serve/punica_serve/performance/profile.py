@@ -125,13 +125,16 @@ class PerformanceProfile(ConfigModel):
 
     def check_holds_for(self, model: ModelConfig, dtype: ModelDtype, *, param: str) -> None:
         """Raises ConfigError for another model or data type than the profile's; ``param`` names the profile's key."""
+        if mismatch := self.mismatch(model, dtype):
+            raise ConfigError(f"{mismatch}; measure one with `punica-serve profile`", param=param)
+
+    def mismatch(self, model: ModelConfig, dtype: ModelDtype) -> str | None:
+        """How the profile's model or data type differs from these; None if it holds for both."""
         if difference := self.model.difference(ModelShape.of(model)):
-            message = f"the profile {self.name!r} is of another model than `engine.model` ({difference})"
-        elif dtype not in self.dtypes:
-            message = f"the profile {self.name!r} holds for {' and '.join(self.dtypes)}, and the engine uses {dtype}"
-        else:
-            return
-        raise ConfigError(f"{message}; measure one with `punica-serve profile`", param=param)
+            return f"the profile {self.name!r} is of another model than `engine.model` ({difference})"
+        if dtype not in self.dtypes:
+            return f"the profile {self.name!r} holds for {' and '.join(self.dtypes)}, and the engine uses {dtype}"
+        return None
 
 
 def devices_in_words(device: str, group_size: int) -> str:

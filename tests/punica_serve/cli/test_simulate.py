@@ -55,6 +55,26 @@ def test_a_claim_that_fails_ends_with_code_1_if_it_must_hold(config: Path, tmp_p
 
 
 @pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize(
+    ("shape", "profile", "told"),
+    [
+        ("llama-2-7b", "h200-7b", ""),
+        ("llama-3.1-8b", "h200-7b", "'H200, Llama-2-7B in bfloat16' is of another model than `engine.model` (inter"),
+        ("llama-2-7b", "cpu-demo", "the demo's model in float32\" is of another model"),
+    ],
+)
+def test_times_that_were_measured_for_another_model_are_told(
+    tmp_path: Path, shape: str, profile: str, told: str
+) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(CONFIG.replace("llama-2-7b", shape))
+    result = CliRunner().invoke(app, ["simulate", str(path), "--profile", profile, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert ("the times are not those of this model" in result.output) == bool(told)
+    assert told in result.output, result.output
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_the_seed_is_the_whole_difference(config: Path, tmp_path: Path) -> None:
     tables = []
     for number, seed in enumerate((7, 7, 8)):
