@@ -1,5 +1,6 @@
 """Attention of decodes and prefills, as the engine calls it, against FlashInfer's if that is installed."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from math import gcd
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from punica_kernels.attention_tiles import AttentionShape, AttentionWorkspace
 from punica_kernels.paged_attention import paged_attention
@@ -37,6 +37,8 @@ COLUMNS = (
     Column("context", "total context"),
     Column("group", "heads per kv head"),
     Column("head_dim", "head size"),
+    Column("window", "window"),
+    Column("soft_cap", "soft cap"),
     Column("us", "µs", ".1f"),
     Column("flashinfer_us", "FlashInfer, fa2", ".1f"),
     Column("fa3_us", "fa3", ".1f"),
@@ -63,17 +65,30 @@ class AttentionCase(NamedTuple):
     sharers: int = 1
     #: They are read once, as with `engine.shared_prefix_attention`.
     reads_once: bool = False
+    #: Tokens that a row sees, itself the last of them; None sees the whole context. Such requests share no prefix.
+    window: int | None = None
+    #: Scores s become soft_cap * tanh(s / soft_cap); None leaves them.
+    soft_cap: float | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Different tokens of all requests."""
+        """Different tokens of all requests that any row sees."""
         num_requests = len(self.contexts)
-        return sum(self.contexts) - self.prefix * (num_requests - num_requests // self.sharers)
+        seen = sum(context - self.first_seen(context) for context in self.contexts)
+        return seen - self.prefix * (num_requests - num_requests // self.sharers)
+
+    def first_seen(self, context: int) -> int:
+        """The first token that the first new row of such a request sees."""
+        return 0 if self.window is None else max(0, context - self.num_new + 1 - self.window)
 
     def flop(self, num_heads: int) -> int:
         """Operations of both products, for the positions that causal rows attend to."""
-        hidden = self.num_new * (self.num_new - 1) // 2
-        return 4 * num_heads * self.head_dim * sum(self.num_new * context - hidden for context in self.contexts)
+        return 4 * num_heads * self.head_dim * sum(self._num_pairs(context) for context in self.contexts)
+
+    def _num_pairs(self, context: int) -> int:
+        """Pairs of a new row and a token that it sees."""
+        most = self.window or context
+        return sum(min(seen, most) for seen in range(context - self.num_new + 1, context + 1))
 
     def num_bytes(self, num_heads: int, itemsize: int) -> int:
         """Bytes of keys, values and queries read, and results written."""
@@ -84,7 +99,8 @@ class AttentionCase(NamedTuple):
 @cache
 def all_cases() -> tuple[AttentionCase, ...]:
     """Batches of decodes, one with contexts as uneven as the workload's, long ones alone, and some with prefixes, read
-    by each or once; whole prompts, long ones too; chunks of long ones, and their few last tokens.
+    by each or once; whole prompts, long ones too; chunks of long ones, and their few last tokens; layers of Mistral 7B,
+    Gemma 3 12B and Gemma 2 9B, which have windows or soft caps.
     """
     halfway = tuple(length.prompt + length.output // 2 for length in shipped_workload(32).lengths)
     return (
@@ -129,11 +145,51 @@ def all_cases() -> tuple[AttentionCase, ...]:
             AttentionCase(f"{new} new of {new}, heads of 256", (new,), new, group=2, head_dim=256)
             for new in (512, 2048)
         ),
+        *_mistral_cases(),
+        *_gemma_cases(),
+    )
+
+
+def _mistral_cases() -> tuple[AttentionCase, ...]:
+    window = 4096
+    return (
+        AttentionCase(f"32 of 8192, grouped, window of {window}", (8192,) * 32, group=4, window=window),
+        *(
+            AttentionCase(f"{new} new of 8192, grouped, window of {window}", (8192,), new, group=4, window=window)
+            for new in (512, 2048)
+        ),
+    )
+
+
+def _gemma_cases() -> tuple[AttentionCase, ...]:
+    """Gemma 3 has windows, and Gemma 2 soft caps, with windows in every other layer."""
+    heads = AttentionCase("", (), group=2, head_dim=256)
+    gemma3, gemma2 = heads._replace(window=1024), heads._replace(soft_cap=50.0)
+    return (
+        gemma3._replace(name="32 of 8192, heads of 256, window of 1024", contexts=(8192,) * 32),
+        *(
+            gemma3._replace(name=f"{new} new of 8192, heads of 256, window of 1024", contexts=(8192,), num_new=new)
+            for new in (512, 2048)
+        ),
+        gemma2._replace(name="32 of 2048, heads of 256, soft cap of 50", contexts=(2048,) * 32),
+        *(
+            gemma2._replace(name=f"{new} new of 2048, heads of 256, soft cap of 50", contexts=(2048,), num_new=new)
+            for new in (512, 2048)
+        ),
+        gemma2._replace(
+            name="2048 new of 8192, heads of 256, window of 4096, soft cap of 50",
+            contexts=(8192,),
+            num_new=2048,
+            window=4096,
+        ),
     )
 
 
 class AttentionTensors:
-    """One case, with a cache of as many layers as the benchmark has. Pages are scattered, as in a used pool."""
+    """One case, with a cache of as many layers as the benchmark has. Pages are scattered, as in a used pool.
+
+    Pages that no row sees, since they are behind the window, take no memory.
+    """
 
     def __init__(self, bench: KernelBench, case: AttentionCase) -> None:
         dtype, device, head_dim = bench.dtype, bench.device, case.head_dim
@@ -142,12 +198,13 @@ class AttentionTensors:
         self.case = case
         counts = [-(-context // PAGE_SIZE) for context in case.contexts]
         self._page_starts = [0, *accumulate(counts)]
-        num_pages = self._page_starts[-1]
+        hidden = [case.first_seen(context) // PAGE_SIZE for context in case.contexts]
+        num_pages = self._page_starts[-1] - sum(hidden)
         self._pool = torch.randn(
             num_pages, bench.settings.num_layers, 2, PAGE_SIZE, kv_heads, head_dim, dtype=dtype, device=device
         )
         #: int32, one request's after the other's.
-        pages = self._share(torch.randperm(num_pages, dtype=torch.int32))
+        pages = self._share(_scattered_pages(counts, hidden))
         self.pages = pages.to(device)
         num_requests = len(case.contexts)
         self.q = torch.randn(num_requests * case.num_new, heads, head_dim, dtype=dtype, device=device)
@@ -160,6 +217,7 @@ class AttentionTensors:
             head_dim=head_dim,
             dtype=dtype,
             device=device,
+            window=case.window,
             shares_prefixes=case.reads_once,
         )
         self._workspace = AttentionWorkspace.of([self._shape], head_dim, device)
@@ -186,10 +244,10 @@ class AttentionTensors:
         """Runs our kernel, into ``out``."""
         keys, values = self.layer(layer)
         tables = (self.pages, self._tiles, self._shape, self._workspace)
-        paged_attention(self.out, self.q, keys, values, *tables, self.case.head_dim**-0.5)
+        paged_attention(self.out, self.q, keys, values, *tables, self.case.head_dim**-0.5, self.case.soft_cap)
 
     def expected(self, layer: int) -> Tensor:
-        """torch's attention in float64."""
+        """The same in float64, by torch."""
         return torch.cat([self._expected(layer, request) for request in range(len(self.case.contexts))])
 
     def _expected(self, layer: int, request: int) -> Tensor:
@@ -198,12 +256,33 @@ class AttentionTensors:
         k, v = (pool[own].flatten(0, 1)[:context].double().transpose(0, 1) for pool in self.layer(layer))
         q = self.q[request * num_new : (request + 1) * num_new].transpose(0, 1)
         num_rows = max(1, _MAX_REFERENCE_SCORES // (len(q) * context))
-        blocks = []
-        for first in range(0, num_new, num_rows):
-            rows = q[:, first : first + num_rows].double()
-            seen = torch.ones(rows.shape[1], context, dtype=torch.bool, device=k.device).tril(context - num_new + first)
-            blocks.append(scaled_dot_product_attention(rows, k, v, attn_mask=seen, enable_gqa=True))
+        blocks = [
+            _attend(q[:, first : first + num_rows].double(), k, v, context - num_new + first, self.case)
+            for first in range(0, num_new, num_rows)
+        ]
         return torch.cat(blocks, 1).transpose(0, 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, last_seen: int, case: AttentionCase) -> Tensor:
+    """q [heads, rows, head_dim], k and v [kv_heads, context, head_dim] -> like q. The first row sees ``last_seen``."""
+    rows_by_kv_head = q.reshape(len(k), -1, case.head_dim)
+    scores = (rows_by_kv_head @ k.mT).mul_(case.head_dim**-0.5).view(*q.shape[:2], -1)
+    if case.soft_cap is not None:
+        scores.div_(case.soft_cap).tanh_().mul_(case.soft_cap)
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(last_seen)
+    if case.window is not None:
+        seen = seen.triu(last_seen - case.window + 1)
+    probs = scores.masked_fill_(~seen, -torch.inf).softmax(-1)
+    return (probs.view(*rows_by_kv_head.shape[:2], -1) @ v).view_as(q)
+
+
+def _scattered_pages(counts: Sequence[int], hidden: Sequence[int]) -> Tensor:
+    """int32: so many pages of each request. The hidden ones, which come first, are all its first other one."""
+    kept = [count - before for count, before in zip(counts, hidden, strict=True)]
+    tables = torch.randperm(sum(kept), dtype=torch.int32).split(kept)
+    return torch.cat(
+        [table[torch.arange(-before, len(table)).clamp(min=0)] for table, before in zip(tables, hidden, strict=True)]
+    )
 
 
 def measure(bench: KernelBench, cases: tuple[AttentionCase, ...] | None = None) -> TableData:
@@ -254,8 +333,9 @@ def _measure(bench: KernelBench, case: AttentionCase) -> tuple[tuple[Value, ...]
     floor_us = bench.floor_us(num_bytes, flop=case.flop(num_heads))
     theirs = [time for time in (fa2_us, fa3_us) if time]
     times_faster = min(theirs) / us if theirs else None
-    what = (case.name, len(case.contexts), case.num_new, sum(case.contexts), case.group, case.head_dim)
-    return (*what, us, fa2_us, fa3_us, times_faster, floor_us, us / floor_us, error), missing
+    what = (case.name, len(case.contexts), case.num_new, sum(case.contexts), case.group)
+    layer = (case.head_dim, case.window, case.soft_cap)
+    return (*what, *layer, us, fa2_us, fa3_us, times_faster, floor_us, us / floor_us, error), missing
 
 
 def _flashinfer_us(
@@ -265,7 +345,7 @@ def _flashinfer_us(
     case = tensors.case
     arguments = (tensors.q, tensors.out, tensors.layer, tensors.pages, case.contexts, case.num_new)
     try:
-        attend = flashinfer_attention(*arguments, backend)
+        attend = flashinfer_attention(*arguments, backend, window=case.window, soft_cap=case.soft_cap)
         _error(tensors, attend, expected, f"FlashInfer's {backend}")
         return bench.time_us(attend), None
     except (ImportError, RuntimeError) as reason:
