@@ -21,6 +21,20 @@ from waits import DEADLINE_S
 NUM_LAYERS = 9
 NUM_GROUPS = 8
 
+#: One architecture of each kind: plain, with biases, with norms behind the blocks and soft caps, with fused modules.
+_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "gemma2": {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+    "phi3": {"sliding_window": 9},
+}
+#: Parameters of a fixture: all but Llama are in the slow tier.
+MODEL_TYPES = [pytest.param(name, marks=[pytest.mark.slow] if name != "llama" else []) for name in _MODELS]
+
+
+def cold_model(make_model: Callable[..., Path], model_type: str) -> Path:
+    return make_model(model_type, num_hidden_layers=NUM_LAYERS, **_MODELS[model_type])
+
 
 def cold_adapters(model: Path, folder: Path, count: int) -> list[AdapterRef]:
     """Random adapters, strong enough to change what the model says."""

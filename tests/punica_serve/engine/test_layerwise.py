@@ -12,7 +12,15 @@ import pytest
 import torch
 
 import cold_requests
-from cold_requests import NUM_GROUPS, NUM_LAYERS, cold_adapters, cold_request, finish_requests, run_requests
+from cold_requests import (
+    MODEL_TYPES,
+    NUM_GROUPS,
+    cold_adapters,
+    cold_model,
+    cold_request,
+    finish_requests,
+    run_requests,
+)
 from engine_fixtures import MakeEngine
 from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
@@ -29,9 +37,9 @@ _GPU_PAUSE_CYCLES = 30_000_000  # more than 10 ms
 Before = Callable[[int], None]
 
 
-@pytest.fixture(scope="module")
-def model(make_llama: Callable[..., Path]) -> Path:
-    return make_llama(num_hidden_layers=NUM_LAYERS)
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Path:
+    return cold_model(make_model, request.param)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Prefills whose LoRA CPU processes compute while the adapter is copied: the tokens are those of a resident adapter."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
@@ -8,7 +9,16 @@ import msgspec
 import pytest
 
 from assisted_engine import BeforeLayer, Exchanges, Resident, arrival_of
-from cold_requests import NUM_GROUPS, NUM_LAYERS, cold_request, evict, hold_copies, run_requests
+from cold_requests import (
+    MODEL_TYPES,
+    NUM_GROUPS,
+    NUM_LAYERS,
+    cold_model,
+    cold_request,
+    evict,
+    hold_copies,
+    run_requests,
+)
 from cpu_assist_host import NEEDS_CPU_ASSIST
 from punica_serve.adapters.folder import read_adapter
 from punica_serve.adapters.random_adapter import write_random_adapter
@@ -30,6 +40,11 @@ from waits import wait_for
 pytestmark = NEEDS_CPU_ASSIST
 
 _FIRST_LAYERS = [layers.start for layers in layer_groups(NUM_LAYERS)]
+
+
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Path:
+    return cold_model(make_model, request.param)
 
 
 @pytest.mark.parametrize("group", [*range(1, NUM_GROUPS), NUM_GROUPS])
@@ -132,7 +147,7 @@ def test_rows_before_an_invocation_stay_the_bases(
 
 
 @pytest.mark.parametrize(
-    ("rank", "modules"), [(12, ("embed_tokens", "q_proj", "lm_head")), (USUAL_LORA_RANK + 1, ("q_proj",))]
+    ("rank", "modules"), [(12, ("embed_tokens", "down_proj", "lm_head")), (USUAL_LORA_RANK + 1, ("down_proj",))]
 )
 def test_adapters_that_are_wide_get_no_help(
     engine: Engine,

@@ -17,9 +17,10 @@ import pytest
 from torch import Tensor
 
 from cold_requests import (
+    MODEL_TYPES,
     NUM_GROUPS,
-    NUM_LAYERS,
     cold_adapters,
+    cold_model,
     cold_request,
     finish_requests,
     hold_copies,
@@ -52,9 +53,9 @@ _MANY_COPIES = 4000
 MakeGroup = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module")
-def model(make_llama: Callable[..., Path]) -> Path:
-    return make_llama(num_hidden_layers=NUM_LAYERS)
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Path:
+    return cold_model(make_model, request.param)
 
 
 @pytest.fixture(scope="module")
