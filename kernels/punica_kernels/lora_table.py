@@ -29,7 +29,8 @@ from punica_kernels.members import Indices, enumerate_members
 TILE_ROWS = 16
 #: Most rows in a tile of a table for long prompts, which reads the weights of an adapter less often.
 PROMPT_TILE_ROWS = 64
-#: Long prompts have so many rows: those of a full budget of 512 tokens. Fewer were not measured in large tiles.
+#: Long prompts have so many rows besides one for each segment: those of the batch bucket of 512 have, and were measured
+#: to gain in large tiles. Those of the next smaller bucket, 448, were not measured and have not.
 LONG_PROMPT_ROWS = 448
 #: Tiles of one row that the programs of one tile take at a time, beside long prompts: such a row has little work.
 ROWS_IN_TURN = 8

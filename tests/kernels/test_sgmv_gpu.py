@@ -37,6 +37,8 @@ def test_rows_prefills_and_rows_without_lora_in_one_call(
         ([70, 1, 1100, 1, 1], [0, 8, 40, 16, 136], torch.float32, (24,)),
         pytest.param([1000, 17, 0, 1, 2], [12, 24, 8, 0, 8], torch.float32, (24,), marks=pytest.mark.slow),
         pytest.param([70, 1, 1100, 1, 1], [0, 8, 40, 16, 136], torch.float16, (24, 8, 8), marks=pytest.mark.slow),
+        # A row has several blocks of the wide slice, and more turns than usual.
+        pytest.param([500, *[1] * 11], [8, *[16, 0, 40] * 3, 8, 8], torch.float32, (1100, 40), marks=pytest.mark.slow),
     ],
 )
 def test_long_prompts_beside_other_rows(

@@ -88,7 +88,7 @@ _NOT_AN_OBJECT = ("missing", "model_attributes_type")
 _NO_OBJECT = ("dict_type", "model_attributes_type", "model_type")
 
 #: Default seconds for ``Retry-After``, where trying again may help. Nobody knows when the cause of a 503 ends: it may
-#: be at once, and a frontend itself looks for its registry every 2 s at least.
+#: be at once, and a frontend itself looks for its registry at least every 2 s.
 RETRY_AFTER_S = {429: 1, 503: 2}
 
 #: Error classes by their wire codes.

@@ -6,9 +6,12 @@ from functools import cache
 from punica_kernels.integers import ceil_div, next_power_of_two
 from punica_kernels.lora_table import BLOCK_RANKS, LoraTableShape
 
-# At least so many programs share a prompt's shrink: half of an H200's multiprocessors. Fewer than 4 splits are slower,
-# unless there are so many tiles.
-_PROMPT_PROGRAMS, _LEAST_SPLITS, _MANY_TILES = 64, 4, 96
+# At least so many programs share a prompt's shrink: half of an H200's multiprocessors.
+_PROMPT_PROGRAMS = 64
+# Fewer splits are slower even where tiles alone are as many programs.
+_LEAST_SPLITS = 4
+# From so many tiles on there are programs enough without splits.
+_MANY_TILES = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class PromptShrinkConfig:
 
 def prompt_splits(shape: LoraTableShape) -> int:
     """Splits of h_in, a power of two: the fewer tiles, the more. A split past a small h_in sums to zero."""
-    num_tiles = shape.max_rows // shape.tile_rows
+    num_tiles = ceil_div(shape.max_rows, shape.tile_rows)
     if num_tiles >= _MANY_TILES:
         return 1
     return max(_LEAST_SPLITS, next_power_of_two(ceil_div(_PROMPT_PROGRAMS, num_tiles)))

@@ -14,17 +14,20 @@ from punica_kernels.gpu.lora_constants import NUM_TILES, ROWS_IN_TURN, WIDE_TILE
 
 # The kernels build this tuple by keyword: the compiler's cache does not see the order of fields.
 class Turns(NamedTuple):
-    """The tiles of several rows, which come first and take a turn each, all tiles, and all turns."""
+    """How the tiles of a table divide into turns."""
 
+    #: Tiles of several rows. They come first, and each takes a turn.
     wide_tiles: tl.tensor
+    #: All tiles.
     num_tiles: tl.tensor
+    #: All turns.
     count: tl.tensor
 
 
 @triton.jit
 def first_turn():
-    """The program's first turn, of its second place in the grid. Programs of rows start first: theirs is the wait for
-    weights that no other program has read.
+    """Returns this program's first turn. The programs that start first take the last turns, those of single rows: these
+    wait for weights that no other program reads.
     """
     return tl.num_programs(1) - 1 - tl.program_id(1)
 
@@ -39,5 +42,5 @@ def load_turns(tiles):
 
 @triton.jit
 def row_tile_number(turn, item, turns):
-    """The tile of one row that an item of a turn is of; it may be past the last one. Each block has an item a tile."""
+    """Returns the number of an item's tile of one row, perhaps past the last one. Items count tiles, then blocks."""
     return turns.wide_tiles + (turn - turns.wide_tiles) * ROWS_IN_TURN + item % ROWS_IN_TURN

@@ -30,7 +30,11 @@ class ShrinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """Launch configuration of the expand of one group, alone or within the activation."""
+    """Launch configuration of the expand of one group, alone or within the activation.
+
+    Long prompts have one sum, take all outputs of a program at a time and one rank block of a row: their kernels read
+    the other fields alone.
+    """
 
     #: Partial sums to add up, as the shrink leaves them.
     split_k: int

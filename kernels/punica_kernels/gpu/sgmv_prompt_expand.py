@@ -113,6 +113,8 @@ def sgmv_prompt_expand(
         ACCUMULATE=ACCUMULATE,
         PDL_WAIT=PDL_WAIT,
     )
+    # A program without a turn need not wait for the kernels before: one with a tile of several rows does, and a launch
+    # ends after all of its programs.
     turn = first_turn()
     tile, turns = load_tile(tiles + turn * TILE_WORDS), load_turns(tiles)
     while turn < turns.count:
@@ -125,7 +127,7 @@ def sgmv_prompt_expand(
                 number = row_tile_number(turn, item, turns)
                 if number < turns.num_tiles:
                     row = load_tile(tiles + number * TILE_WORDS)
-                    block = output_block(item // ROWS_IN_TURN, END_0, END_1, END_2, row_sizes.BLOCK_N)
+                    block = output_block(item // ROWS_IN_TURN, END_0, END_1, END_2, ROW_BLOCK_N)
                     _expand_one(y, v, b, row, block, y_stride, page_stride, row_sizes)
                 item += tl.num_programs(0)
         turn += tl.num_programs(1)

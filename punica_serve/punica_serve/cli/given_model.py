@@ -14,9 +14,9 @@ def check_given_model(what: str, given: str, folder: Path, *, takes_shapes: bool
         wrong = "names nothing"
     elif given.startswith(_SHAPE) and not takes_shapes:
         wrong = f"{given} is a shape, without weights to serve"
-    elif not os.path.isdir(folder):  # Path's own raises for a name that is too long
+    elif not os.path.isdir(folder):  # Path's own raises for a name that is too long, or a folder that is closed
         wrong = f"{given}: there is no such {'shape' if given.startswith(_SHAPE) else 'folder'}"
-    elif not (folder / "config.json").exists():
+    elif not os.path.exists(folder / "config.json"):
         wrong = f"{given}: the folder has no config.json"
     else:
         return

@@ -51,7 +51,7 @@ def rank_lines(engine: "EngineConfig", model: "ModelConfig", size: int, on_hosts
     )
     if (heads := model.num_key_value_heads) < size:
         yield f"not divided by {size}: {counted(heads, 'key-value head')}, each on {size // heads} ranks"
-    if engine.divides_lora and engine.uses_cpu_assist:
+    if engine.divides_lora and engine.cold_start == "cpu_assist":
         yield (
             f"`engine.cold_start: {engine.cold_start}` goes on without CPU processes: ranks add up x A"
             " (`engine.divide_lora_from`)"

@@ -97,5 +97,5 @@ def _neighbours_of(devices: Sequence[str], size: int) -> tuple[str, ...]:
         raise ValueError("give groups in `devices` or their size in `tensor_parallel`, not both")
     if len(devices) % size:
         uneven = f"`tensor_parallel` of {size} does not divide {len(devices)} `devices`"
-        raise ValueError(f"{uneven}; name a multiple of {size}, or change it")
+        raise ValueError(f"{uneven}; name a multiple of {size}, or change `tensor_parallel`")
     return tuple(group_of(devices[first : first + size]) for first in range(0, len(devices), size))

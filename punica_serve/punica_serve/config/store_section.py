@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 from punica_serve.config.fields import ConfigModel, Name, PositiveInt, Seconds, resolve_folder
 
 #: Schemes whose URLs name a place before the folder -> what it is called, and how to write such a URL. Others, such as
-#: memory://, may name none.
+#: file://, may name none.
 _PLACES = {
     "http": ("host", "http://HOST/FOLDER"),
     "https": ("host", "https://HOST/FOLDER"),
@@ -33,6 +33,8 @@ def _of_known_scheme(url: str) -> str:
     from fsspec import available_protocols
 
     scheme = url.partition("://")[0].partition("::")[0]
+    if scheme == "memory":
+        raise ValueError("memory:// is each process's own, and no worker would find adapters there; use a folder")
     if scheme not in available_protocols():
         raise ValueError(f"no file system is known for {scheme}://; use a folder, or a URL such as s3://bucket/folder")
     return url
@@ -41,7 +43,8 @@ def _of_known_scheme(url: str) -> str:
 def _with_place(url: str) -> str:
     """Refuses a URL that stops before its host or bucket, or skips it: only the first adapter would tell."""
     what, example = _PLACES.get(url.partition("://")[0], ("", ""))
-    if what and not urlsplit(url).hostname:
+    parts = urlsplit(url)
+    if what and (not parts.hostname or (parts.scheme == "hf" and not parts.path.strip("/"))):
         raise ValueError(f"names no {what}; write {example}")
     return url
 

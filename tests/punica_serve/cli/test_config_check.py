@@ -154,7 +154,7 @@ def test_a_store_folder_that_cannot_be_written_is_refused(cli: Cli, write_config
     for settings in ({"store": {"url": "/proc/x"}}, {"data_folder": str(tmp_path)}):
         exit_code, _, stderr = cli("config", "check", str(write_config(**settings)))
         assert exit_code == 2 and "`store.url` " in stderr and "is not a folder that can be written to: " in stderr
-    assert cli("config", "check", str(write_config(store={"url": "memory://adapters"})))[0] == 0
+    assert cli("config", "check", str(write_config(store={"url": "file:///adapters"})))[0] == 0
 
 
 def test_a_store_whose_package_is_not_installed_is_refused(
@@ -180,7 +180,7 @@ def test_a_store_whose_package_is_not_installed_is_refused(
 def test_a_secret_that_is_not_set_is_refused(
     cli: Cli, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, store: dict[str, Any], setting: str
 ) -> None:
-    path = str(write_config(store={"url": "memory://adapters", **store}))
+    path = str(write_config(store={"url": "file:///adapters", **store}))
     exit_code, _, stderr = cli("config", "check", path)
     assert exit_code == 2
     assert f"`{setting}` needs the environment variable NO_SUCH_KEY, which is not set; set it" in stderr
@@ -189,7 +189,7 @@ def test_a_secret_that_is_not_set_is_refused(
 
 
 def test_a_secrets_file_lies_beside_the_config(cli: Cli, write_config: WriteConfig, tmp_path: Path) -> None:
-    path = str(write_config(store={"url": "memory://adapters", "options": {"secret": {"file": "s3-secret"}}}))
+    path = str(write_config(store={"url": "file:///adapters", "options": {"secret": {"file": "s3-secret"}}}))
     exit_code, _, stderr = cli("config", "check", path)
     assert exit_code == 2 and f"`store.options` needs the file {tmp_path / 's3-secret'}, which can't be read" in stderr
     (tmp_path / "s3-secret").write_text("is there")
@@ -258,7 +258,7 @@ def test_hosts_of_a_group_are_told(cli: Cli, write_config: WriteConfig) -> None:
     assert "what the group's hosts send each other is not encrypted; its network must be trusted" in stdout
 
 
-@pytest.mark.parametrize(("cold_start", "is_told"), [("auto", True), ("layerwise", False)])
+@pytest.mark.parametrize(("cold_start", "is_told"), [("cpu_assist", True), ("layerwise", False)])
 def test_a_group_that_divides_a_is_told_to_go_without_cpu_processes(
     cli: Cli, write_config: WriteConfig, cold_start: str, is_told: bool
 ) -> None:

@@ -32,6 +32,11 @@ def test_a_folder_is_relative_to_the_file_and_a_url_is_not(tmp_path: Path) -> No
         ("s3://", "names no bucket; write s3://BUCKET/FOLDER, got 's3://'"),
         ("s3:///adapters", "names no bucket; write s3://BUCKET/FOLDER"),
         ("hf://", "names no repository; write hf://USER/REPOSITORY"),
+        ("hf://user/", "names no repository; write hf://USER/REPOSITORY"),
+        (
+            "memory://adapters",
+            "memory:// is each process's own, so no worker would find an adapter there; use a folder",
+        ),
     ],
 )
 def test_a_url_without_its_host_or_bucket_is_refused(tmp_path: Path, url: str, message: str) -> None:
@@ -40,7 +45,7 @@ def test_a_url_without_its_host_or_bucket_is_refused(tmp_path: Path, url: str, m
 
 
 def test_other_schemes_may_name_no_place(tmp_path: Path) -> None:
-    for url in ("memory://", "file:///adapters"):
+    for url in ("file:///adapters", "hf://user/adapters"):
         assert parse(tmp_path, url=url).store_url == url
 
 

@@ -12,6 +12,9 @@ StreamApi = Literal["websocket", "http", "chat", "generate"]
 WARM_UP_S = 1.0
 
 
+_ROUNDING = 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
     """A load of clients that ask again as soon as their answers end."""
@@ -31,7 +34,8 @@ class FrontendSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the measured seconds may have no token."""
-        if self.longest_pause_s <= self.seconds:
+        # The rates and times that the message advises are rounded.
+        if self.longest_pause_s <= self.seconds * (1 + _ROUNDING):
             return
         pause_s, seconds = self.longest_pause_s, self.seconds
         least_rate, least_s = _raised(self.tokens_per_s * pause_s / seconds), _raised(pause_s)

@@ -88,7 +88,9 @@ class HttpClient:
     def _head_and_body(self, request: ServedRequest, traceparent: str | None) -> bytes:
         body = json.dumps(
             {
-                "model": self._model if request.adapter is None else self._adapter_name.format(request.adapter),
+                "model": self._model
+                if request.adapter is None
+                else self._adapter_name.replace("{}", str(request.adapter)),
                 "prompt": request.prompt_ids,
                 "max_tokens": request.max_tokens,
                 "temperature": 0.0,

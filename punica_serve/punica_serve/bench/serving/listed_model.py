@@ -1,6 +1,7 @@
 """The name that a server has for its base model, by its own list."""
 
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -34,5 +35,8 @@ def base_name(url: str, key: str | None) -> str:
 
 def _advice(url: str) -> str:
     """What may be wrong with the path: clients of OpenAI's API take URLs that end with /v1."""
-    before, ending, _ = url.rstrip("/").rpartition("/v1")
-    return f"give {before}" if ending else "check its path"
+    parts = urlsplit(url)
+    before, ending, _ = f"{parts.path}/".partition("/v1/")
+    if not ending:
+        return "check its path"
+    return f"give {parts._replace(path=before, query='', fragment='').geturl()}"

@@ -69,5 +69,5 @@ class SocketClient:
             "cache_salt": self._cache_salt,
         }
         if request.adapter is not None:
-            document["lora_id"] = self._adapter_name.format(request.adapter)
+            document["lora_id"] = self._adapter_name.replace("{}", str(request.adapter))
         return msgspec.json.encode(document).decode()

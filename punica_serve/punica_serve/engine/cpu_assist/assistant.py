@@ -228,9 +228,12 @@ def open_cpu_assist(
 ) -> CpuAssist | None:
     """CPU assistance if the mode asks for it. None, and a warning, where the machine can't do it.
 
+    None for `auto` in a group: the processes of all its ranks would have to be faster than copies, and never were
+    (docs/coldstart.md, "Groups").
+
     ``agree``: gives the smallest number of all ranks, since one that can't do it has no such steps either.
     """
-    if not config.uses_cpu_assist:
+    if not config.uses_cpu_assist or (config.cold_start == "auto" and model.rank.size > 1):
         return None
     assist = _open(config, model, dtype, host, device)
     if agree("CPU assistance", int(assist is not None)):

@@ -81,7 +81,7 @@ class DividedDrawing:
         """int64 [F]: the tokens of the rows with filters, each from the rank whose row it is."""
         rank, num_rows = self._collectives.rank, len(filters.rows)
         share = -(-num_rows // rank.size)
-        # The last row fills up the last shares, so that all are equal. Whoever else samples it finds the same token.
+        # The last row fills up the last shares, so that all are equal. All ranks that sample it find the same token.
         places = torch.arange(rank.size * share, device=logits.device).clamp_max_(num_rows - 1)
         whole = self._exchange_parts(logits.index_select(0, filters.rows.index_select(0, places)))
         places = places[rank.index * share : (rank.index + 1) * share]
@@ -96,7 +96,7 @@ class DividedDrawing:
         return self._collectives.all_gather(tokens).flatten()[:num_rows]
 
     def _exchange_parts(self, logits: Tensor) -> Tensor:
-        """[size * share, tokens of this part], rows by the rank whose they are -> [share, vocab], this rank's rows."""
+        """[size * share, tokens of this part], ordered by the rank that samples -> [share, vocab], its own rows."""
         missing = max(map(len, self._parts)) - logits.shape[1]
         padded = torch.nn.functional.pad(logits, (0, missing))
         size = self._collectives.rank.size

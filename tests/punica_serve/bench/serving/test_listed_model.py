@@ -4,6 +4,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 
 from punica_serve.bench.serving.listed_model import base_name
@@ -49,6 +50,22 @@ def test_a_path_with_a_second_v1_is_told_by_the_url_without_it(serve: Serve) -> 
             base_name(given, None)
         wrong = f"{url}/v1/v1/models answered 404: `--url` is what comes before /v1; give {url}"
         assert raised.value.message == wrong
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("http://v1.internal:8000", "check its path"),
+        ("http://h/v1beta", "check its path"),
+        ("http://h/llm/v1/models", "give http://h/llm"),
+        ("http://h/v1/v1", "give http://h"),
+    ],
+)
+def test_a_v1_counts_as_a_whole_part_of_the_path(monkeypatch: pytest.MonkeyPatch, given: str, advice: str) -> None:
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(404))
+    with pytest.raises(RequestFailed) as raised:
+        base_name(given, None)
+    assert raised.value.message.endswith(f"; {advice}")
 
 
 @pytest.mark.parametrize("path", ["/llm", "/v1/models", "/v1beta"])

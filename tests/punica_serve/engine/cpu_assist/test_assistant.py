@@ -104,10 +104,17 @@ def test_ranks_on_cpus_take_other_cores(monkeypatch: pytest.MonkeyPatch) -> None
 @NEEDS_CPU_ASSIST
 def test_ranks_that_add_up_x_a_have_no_processes(caplog: pytest.LogCaptureFixture) -> None:
     host = HostMemory(4096)
-    config = EngineConfig(model="model", cold_start="auto", divide_lora_from=8, expected_lora_rank=8)
+    config = EngineConfig(model="model", cold_start="cpu_assist", divide_lora_from=8, expected_lora_rank=8)
     share = config.share_of(tiny_config(), Rank(0, 2))
     assert open_cpu_assist(config, share, torch.float32, host, CPU) is None
     assert "`engine.divide_lora_from`" in caplog.text
+
+
+def test_auto_has_no_processes_in_a_group(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(model="unused", cold_start="auto")
+    share = config.share_of(tiny_config(), Rank(0, 2))
+    assert open_cpu_assist(config, share, torch.float32, HostMemory(4096), CPU) is None
+    assert not caplog.records
 
 
 @NEEDS_CPU_ASSIST

@@ -17,7 +17,6 @@ import pytest
 from torch import Tensor
 
 from cold_requests import (
-    MODEL_TYPES,
     NUM_GROUPS,
     cold_adapters,
     cold_model,
@@ -32,7 +31,6 @@ from punica_serve.engine import cold_starts
 from punica_serve.engine.adapters import layer_arrival
 from punica_serve.engine.batching.step_plan import StepPlan
 from punica_serve.engine.cpu_assist import assistant
-from punica_serve.engine.cpu_assist.assist_forecast import AssistForecast
 from punica_serve.engine.cpu_assist.torch_exchange import TorchExchange
 from punica_serve.engine.engine import Engine
 from punica_serve.engine.ranks.group_settings import GroupSettings
@@ -53,7 +51,7 @@ _MANY_COPIES = 4000
 MakeGroup = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module", params=MODEL_TYPES)
+@pytest.fixture(scope="module", params=["llama", pytest.param("phi3", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Path:
     return cold_model(make_model, request.param)
 
@@ -314,16 +312,14 @@ def test_a_process_of_another_rank_that_stands_still_has_all_ranks_wait_for_the_
 
 
 @pytest.mark.slow
-def test_auto_says_the_same_while_processes_of_ranks_are_killed(
+def test_a_group_says_the_same_while_processes_of_ranks_are_killed(
     make_group: MakeGroup,
     refs: list[AdapterRef],
     resident: Callable[..., dict[str, list[int]]],
     helped: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It asks for help whenever it can: once a copy has shown how long they take."""
-    monkeypatch.setattr(AssistForecast, "pays", lambda *_: True)
-    engine, requests = make_group("auto"), [cold_request(f"{number}", ref) for number, ref in enumerate(refs)]
+    engine, requests = make_group("cpu_assist"), [cold_request(f"{number}", ref) for number, ref in enumerate(refs)]
     leader, last = cast(Any, engine)._cold_starts, cast(Any, engine.ranks[-1]).engine._assist
     own, pool = leader._assist.pool, last._assist.pool
     assert run_requests(engine, requests[0]) == (resident(requests[0]), [])
