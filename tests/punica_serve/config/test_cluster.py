@@ -98,7 +98,7 @@ def test_a_programs_own_settings_are_checked_like_a_files(tmp_path: Path) -> Non
         ('engine: {model: m}\nrunner: {devices: ["cpu,cuda:0"]}', "`runner.devices.0`: mixes kinds of devices"),
         (
             "engine: {model: m}\nrunner: {devices: [cpu], tensor_parallel: 2}",
-            "2 does not divide 1 `devices`; name a multiple of 2, or change it",
+            "2 does not divide 1 `devices`; name a multiple of 2, or change `tensor_parallel`",
         ),
         ('engine: {model: m}\nrunner: {devices: ["cuda:0", "cuda:0"], tensor_parallel: 2}', "names cuda:0 twice"),
         ('engine: {model: m}\nrunner: {devices: ["cpu,cpu", "cpu,cpu"], tensor_parallel: 2}', "not both"),

@@ -35,7 +35,7 @@ def test_a_folder_is_relative_to_the_file_and_a_url_is_not(tmp_path: Path) -> No
         ("hf://user/", "names no repository; write hf://USER/REPOSITORY"),
         (
             "memory://adapters",
-            "memory:// is each process's own, so no worker would find an adapter there; use a folder",
+            "memory:// is each process's own, and no worker would find adapters there; use a folder",
         ),
     ],
 )

@@ -86,11 +86,10 @@ class HttpClient:
         return await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=_MAX_LINE_BYTES)
 
     def _head_and_body(self, request: ServedRequest, traceparent: str | None) -> bytes:
+        adapter = self._adapter_name.replace("{}", str(request.adapter))
         body = json.dumps(
             {
-                "model": self._model
-                if request.adapter is None
-                else self._adapter_name.replace("{}", str(request.adapter)),
+                "model": self._model if request.adapter is None else adapter,
                 "prompt": request.prompt_ids,
                 "max_tokens": request.max_tokens,
                 "temperature": 0.0,
