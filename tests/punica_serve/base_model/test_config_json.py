@@ -167,7 +167,7 @@ def test_the_end_of_sequence_comes_from_the_config_where_the_other_file_does_not
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0; only None"),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "yarn", "factor": 4.0}},
-            r"`rope_scaling\.short_factor` is missing",
+            r"`rope_scaling\.type` is 'yarn', and there is no `short_factor`",
         ),
         ({"model_type": "gemma3"}, "`text_config` must be an object whose `model_type` is 'gemma3_text'"),
         (

@@ -51,9 +51,9 @@ _MANY_COPIES = 4000
 MakeGroup = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("phi3", marks=pytest.mark.slow)])
-def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Path:
-    return cold_model(make_model, request.param)
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path]) -> Path:
+    return cold_model(make_model, "llama")
 
 
 @pytest.fixture(scope="module")
