@@ -21,10 +21,9 @@ from waits import DEADLINE_S
 NUM_LAYERS = 9
 NUM_GROUPS = 8
 
-#: One architecture of each kind: plain, with biases, with norms behind the blocks and soft caps, with fused modules.
+#: One architecture of each kind: plain, with norms behind the blocks and soft caps, with fused modules.
 _MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
-    "qwen2": {},
     "gemma2": {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
     "phi3": {"sliding_window": 9},
 }
