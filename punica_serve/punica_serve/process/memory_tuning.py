@@ -16,6 +16,8 @@ _TRIM_INTERVAL_S = 10.0
 
 #: The collector belongs to the whole process, so only one thread at a time may disable it and restore its state.
 _off = Lock()
+#: Freezes that have not ended. The collector's own count does not tell: Python 3.12 starts with frozen objects.
+_num_freezes = 0
 
 
 def freeze_gc() -> None:
@@ -24,8 +26,10 @@ def freeze_gc() -> None:
     For a process that is about to serve. A collection that traverses all modules of torch or of a frontend takes
     100 ms, during which every stream would pause.
     """
+    global _num_freezes
     gc.collect()
     gc.freeze()
+    _num_freezes += 1
 
 
 def tune_gc() -> None:
@@ -40,13 +44,17 @@ def tune_gc() -> None:
 
 @contextmanager
 def frozen_gc() -> Iterator[None]:
-    """``freeze_gc`` for the body: a measurement in which an engine runs as it does in a worker."""
-    was_frozen = gc.get_freeze_count() > 0
+    """``freeze_gc`` for the body: a measurement in which an engine runs as it does in a worker.
+
+    What was frozen can be collected afterwards, unless an outer freeze goes on.
+    """
+    global _num_freezes
     freeze_gc()
     try:
         yield
     finally:
-        if not was_frozen:
+        _num_freezes -= 1
+        if not _num_freezes:
             gc.unfreeze()
 
 

@@ -22,8 +22,9 @@ from waits import DEADLINE_S, until
 
 
 @pytest.fixture(autouse=True)
-def as_a_process_begins() -> Iterator[None]:
+def as_a_process_begins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sets the collector as in a new process, whatever other tests have changed."""
+    monkeypatch.setattr(memory_tuning, "_num_freezes", 0)
     thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)
@@ -56,10 +57,21 @@ def test_what_was_frozen_for_a_measurement_is_not_afterwards() -> None:
     with frozen_gc():
         assert gc.get_freeze_count() > 10_000 and gc.get_threshold() == before
     assert not gc.get_freeze_count()
-    gc.freeze()
+    freeze_gc()
     with frozen_gc():
         pass
-    assert gc.get_freeze_count(), "others had frozen it"
+    assert gc.get_freeze_count(), "the outer freeze goes on"
+
+
+def test_what_was_frozen_for_a_measurement_is_freed_where_python_starts_with_frozen_objects() -> None:
+    gc.freeze()  # as Python 3.12 does
+    cycle = _Cycle()
+    freed = weakref.ref(cycle)
+    with frozen_gc():
+        pass
+    del cycle
+    gc.collect()
+    assert freed() is None
 
 
 def test_tuned_settings_are_restored_afterwards() -> None:
@@ -67,7 +79,7 @@ def test_tuned_settings_are_restored_afterwards() -> None:
     with tuned_gc():
         assert gc.get_threshold() != before and gc.get_freeze_count()
     assert gc.get_threshold() == before and not gc.get_freeze_count()
-    gc.freeze()
+    freeze_gc()
     with tuned_gc():
         pass
     assert gc.get_freeze_count() > 10_000, "as they were"
