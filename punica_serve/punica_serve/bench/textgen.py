@@ -1,8 +1,8 @@
 """Text generation on one device: the throughput of a queue of requests, for different populations (figure 11).
 
-All requests of the shipped workload wait at the start and are answered first come, first served, greedily, with exactly
-the workload's number of tokens. Adapters are random, each with unique bytes in host memory, or in files. Rows take
-turns over the rounds; a row's results are those of its median round.
+All requests of the shipped workload wait at the start and are answered first come, first served, with exactly the
+workload's number of tokens: greedily, except for the row ``filtered``. Adapters are random, each with unique bytes in
+host memory, or in files. Rows take turns over the rounds; a row's results are those of its median round.
 """
 
 from collections.abc import Mapping, Sequence

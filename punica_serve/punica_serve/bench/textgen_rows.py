@@ -30,6 +30,8 @@ class TextgenRow:
     max_requests: int | None = None
     #: Its adapters are on the device before the clock starts.
     resident: bool = False
+    #: Its tokens are sampled with top_k and top_p instead of taken greedily.
+    filtered: bool = False
 
     def num_requests(self, asked: int) -> int:
         return asked if self.max_requests is None else min(asked, self.max_requests)
@@ -60,6 +62,7 @@ _ALL = (
     TextgenRow("skewed", Population.SKEWED),
     TextgenRow("identical", Population.IDENTICAL),
     TextgenRow("backbone", None),
+    TextgenRow("filtered", None, filtered=True),
     TextgenRow("distinct_300", Population.DISTINCT, max_requests=300),
     TextgenRow("files", Population.DISTINCT, source="files", max_requests=300),
     # No loads needed: fifty adapters fit the device.
@@ -75,7 +78,12 @@ ROWS: dict[str, TextgenRow] = {row.name: row for row in _ALL}
 #: Row -> the row to compare it with: the same requests in the engine's own way, with their adapters in the same place,
 #: except for files. Fewer requests end with a longer tail of small batches, so rows of different lengths can't be
 #: compared.
-COUNTERPARTS = {"files": "distinct_300", "same_adapter_only": "distinct_50", "static": "distinct_320"}
+COUNTERPARTS = {
+    "filtered": "backbone",
+    "files": "distinct_300",
+    "same_adapter_only": "distinct_50",
+    "static": "distinct_320",
+}
 
 #: Runs without our engine, and only if its libraries are installed.
 PEFT_ROW = "transformers_peft"
@@ -125,7 +133,7 @@ def _peft_rows() -> tuple[str, ...]:
 def requests_of(
     row: TextgenRow, workload: Workload, adapters: Sequence[AdapterRef], *, vocab_size: int, run: str
 ) -> list[Request]:
-    """The row's requests in order of arrival, greedy and of exact lengths. ``run`` keeps their names distinct."""
+    """The row's requests in order of arrival, of exact lengths. ``run`` keeps their names distinct."""
     lengths = workload.lengths[: row.num_requests(len(workload.lengths))]
     refs: list[AdapterRef | None] = [adapters[index] for index in row.indices(workload)]
     refs = refs or [None] * len(lengths)
@@ -135,11 +143,17 @@ def requests_of(
             f"{run}-{number}",
             number,
             tuple(tokens.integers(vocab_size, size=length.prompt).tolist()),
-            SamplingParams(max_tokens=length.output, ignore_eos=True),
+            _sampling(row, length.output, number),
             ref,
         )
         for number, (length, ref) in enumerate(zip(lengths, refs, strict=True))
     ]
+
+
+def _sampling(row: TextgenRow, max_tokens: int, seed: int) -> SamplingParams:
+    if not row.filtered:
+        return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=seed, max_tokens=max_tokens, ignore_eos=True)
 
 
 def fit(workload: Workload, max_context: int) -> Workload:

@@ -20,7 +20,7 @@ from punica_serve.bench.step_floor import DeviceRates, StepBytes
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen import TextgenMeasured, TextgenSettings, run
 from punica_serve.bench.textgen_report import make_report, measure_all
-from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows
+from punica_serve.bench.textgen_rows import COUNTERPARTS, GPU_ROWS, PEFT_ROW, ROWS, fit, parse_rows, requests_of
 from punica_serve.config.engine_section import EngineConfig
 from punica_serve.errors import ConfigError
 from punica_serve.protocol import AdapterRef
@@ -151,6 +151,17 @@ def test_rows_are_chosen_by_name() -> None:
     assert parse_rows("static, distinct,static", on_gpu=False) == ("distinct_320", "static", "distinct")
     with pytest.raises(ConfigError, match=r"row 'zipf' does not exist; there are distinct, uniform"):
         parse_rows("zipf", on_gpu=True)
+
+
+def test_filtered_requests_are_those_of_the_base_alone_but_sampled() -> None:
+    workload = shipped_workload(3)
+    base, filtered = (
+        requests_of(ROWS[name], workload, (), vocab_size=64, run="0") for name in ("backbone", "filtered")
+    )
+    assert [each.prompt_ids for each in filtered] == [each.prompt_ids for each in base]
+    assert [each.sampling.max_tokens for each in filtered] == [each.sampling.max_tokens for each in base]
+    assert all(each.sampling.temperature and each.sampling.top_k and each.sampling.top_p < 1 for each in filtered)
+    assert len({each.sampling.seed for each in filtered}) == len(filtered)
 
 
 def test_long_requests_are_cut_to_the_model() -> None:
