@@ -63,3 +63,10 @@ def test_by_the_h100s_table_ours_serve_all_prompts(kv_heads: int, num_prefills: 
     table = shipped_table("NVIDIA H100 80GB HBM3")
     assert table is not None
     assert choose(table, Layers(32, kv_heads, 128), num_prefills) == (None, "FlashInfer is nowhere faster")
+
+
+def test_by_the_h200s_table_ours_serve_prompts_one_at_a_time() -> None:
+    table = shipped_table("NVIDIA H200")
+    assert table is not None
+    assert choose(table, Layers(32, 8, 128), 1) == (None, "FlashInfer is nowhere faster")
+    assert "several prompts" in choose(table, Layers(32, 8, 128), 4).reason
