@@ -156,7 +156,7 @@ def test_decodes_do_not_wait_for_a_strangers_layers(
     device: str,
 ) -> None:
     """The link is so slow that the copy would hold a step for seconds."""
-    monkeypatch.setattr(CopyForecast, "record_rate", lambda forecast, *_: setattr(forecast, "_rate", 1e3))
+    monkeypatch.setattr(CopyForecast, "record_rate", lambda forecast, *_: setattr(forecast, "_rates", (1e3,)))
     running, cold = cold_request("running", refs[0], max_tokens=80), cold_request("cold", refs[1])
     engine = make()
     engine.prefetch_to_host(refs[1])

@@ -14,9 +14,7 @@ import torch
 from punica_serve.engine.adapters.adapter_peers import GroupCopy
 from punica_serve.engine.adapters.layer_arrival import LayerArrival
 
-#: Growth of the slowest rate from one copy to the next, so that it follows faster copies.
-_SLOWLY = 1.05
-#: Recent copies of which the median counts as typical: a hiccup is forgotten after a few.
+#: Recent copies that count: their median is the usual rate, and a hiccup is forgotten after so many.
 _NUM_RATES = 9
 
 
@@ -69,9 +67,7 @@ class CopyForecast:
 
     def __init__(self) -> None:
         self._under_way: list[CopyUnderWay] = []
-        #: Bytes per second of the slowest recent copy; unknown at first.
-        self._rate = 0.0
-        #: Of the newest copies.
+        #: Bytes per second of the newest copies; unknown at first.
         self._rates: tuple[float, ...] = ()
 
     def add(self, copy: CopyUnderWay) -> None:
@@ -82,23 +78,21 @@ class CopyForecast:
     def record_rate(self, num_bytes: int, duration_s: float) -> None:
         """Records the time of a copy that had the link for itself. Any thread may call it."""
         if duration_s > 0:
-            rate = num_bytes / duration_s
-            self._rates = (*self._rates, rate)[-_NUM_RATES:]
-            self._rate = min(rate, self._rate * _SLOWLY) if self._rate else rate
+            self._rates = (*self._rates, num_bytes / duration_s)[-_NUM_RATES:]
 
     def hold_s(self, arrival: LayerArrival, step: StepForecast) -> float | None:
         """The longest time that the step would wait for layers of this copy; None if that is unknown.
 
         Its decodes are held as long, so the slowest recent copy counts.
         """
-        arrives_in_s = self._arrives_in_s(arrival, step, self._rate)
+        arrives_in_s = self._arrives_in_s(arrival, step, min(self._rates, default=0.0))
         return None if arrives_in_s is None else hold_s(arrives_in_s, step)
 
     def arrives_in_s(self, arrival: LayerArrival, step: StepForecast) -> list[float] | None:
         """Seconds until each group of layers is there, 0 once it is; None if that is unknown.
 
         For a choice between waiting and doing without the copy, so it is taken to be as fast as usual: the slowest rate
-        would favour the latter for dozens of copies after a slow one, as the first often is.
+        would favour the latter for some copies after a slow one, as the first often is.
         """
         return self._arrives_in_s(arrival, step, median(self._rates or (0.0,)))
 
