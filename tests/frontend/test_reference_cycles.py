@@ -23,7 +23,7 @@ Held = type[LiveRequest | RequestPlan | RequestResponseCycle | FormSink]
 
 
 def num_held(*kinds: Held) -> int:
-    return sum(isinstance(each, kinds) for each in gc.get_objects())
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize(
