@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from punica_serve.base_model.config_json import read_model_config
 from punica_serve.base_model.model_config import ModelConfig
+from punica_serve.process.memory_tuning import freeze_gc
 
 #: `browser` and `tab`, for the rooms that look at pages.
 pytest_plugins = ("browser_fixtures",)
@@ -36,8 +37,7 @@ settings.load_profile("few")
 
 def pytest_collection_finish() -> None:
     """The collector leaves alone what is there before the first test."""
-    gc.collect()
-    gc.freeze()
+    freeze_gc()
 
 
 @pytest.hookimpl(tryfirst=True)

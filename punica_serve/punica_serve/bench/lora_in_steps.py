@@ -40,7 +40,7 @@ def batch_goals(steps: TableData, batch_size: int, rank: int) -> list[Goal]:
     return [
         Goal(bounds["lora_over_bytes"], over_bytes(steps, "distinct")),
         Goal(bounds["lora_identical_ms"], added_by_lora_ms(steps, "identical")),
-        *(Goal(bounds[_OVER_FLOOR[batch_size]], over, row) for row, over in over_floor.items()),
+        *(Goal(bounds[_OVER_FLOOR[batch_size]], over, row) for row, over in over_floor.items() if row != "filtered"),
     ]
 
 

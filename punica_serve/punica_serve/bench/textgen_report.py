@@ -161,6 +161,7 @@ def _notes(rows: Sequence[str]) -> tuple[str, ...]:
         " all adapters on the device already, as in distinct_50",
         "static": "static: Distinct in batches that start together and end with their longest request",
         "files": "files: Distinct, each adapter read from its PEFT folder on first use (page cache)",
+        "filtered": "filtered: the base alone, sampled with temperature 0.8, top_k 50 and top_p 0.95",
         PEFT_ROW: f"{PEFT_ROW}: eager, not batched, one adapter for all of a few requests",
     }
     return tuple(note for name, note in notes.items() if name in rows)

@@ -30,7 +30,7 @@ class TextgenRow:
     max_requests: int | None = None
     #: Its adapters are on the device before the clock starts.
     resident: bool = False
-    #: Its tokens are sampled with top_k and top_p instead of taken greedily.
+    #: Its tokens are sampled with temperature, top_k and top_p instead of taken greedily.
     filtered: bool = False
 
     def num_requests(self, asked: int) -> int:
@@ -76,8 +76,8 @@ _ALL = (
 ROWS: dict[str, TextgenRow] = {row.name: row for row in _ALL}
 
 #: Row -> the row to compare it with: the same requests in the engine's own way, with their adapters in the same place,
-#: except for files. Fewer requests end with a longer tail of small batches, so rows of different lengths can't be
-#: compared.
+#: except for files. ``filtered`` differs in sampling alone. Fewer requests end with a longer tail of small batches, so
+#: rows of different lengths can't be compared.
 COUNTERPARTS = {
     "filtered": "backbone",
     "files": "distinct_300",

@@ -16,7 +16,8 @@ _TRIM_INTERVAL_S = 10.0
 
 #: The collector belongs to the whole process, so only one thread at a time may disable it and restore its state.
 _off = Lock()
-#: Freezes that have not ended. The collector's own count does not tell: Python 3.12 starts with frozen objects.
+#: Freezes that have not ended, as ``freeze_gc``'s never do; for one thread at a time.
+#: The collector's own count does not tell: Python 3.12 starts with frozen objects.
 _num_freezes = 0
 
 

@@ -92,7 +92,7 @@ class CopyForecast:
         """Seconds until each group of layers is there, 0 once it is; None if that is unknown.
 
         For a choice between waiting and doing without the copy, so it is taken to be as fast as usual: the slowest rate
-        would favour the latter for some copies after a slow one, as the first often is.
+        would favour the latter for nine copies after a slow one, as the first often is.
         """
         return self._arrives_in_s(arrival, step, median(self._rates or (0.0,)))
 
