@@ -16,7 +16,7 @@ from punica_serve.bench.report import Column, Report, TableData, Value, machine
 from punica_serve.bench.step_floor import DeviceRates, StepBytes
 from punica_serve.bench.subject import Subject
 from punica_serve.bench.textgen import RowTimes, TextgenMeasured, TextgenSettings, run
-from punica_serve.bench.textgen_rows import COUNTERPARTS, PEFT_ROW
+from punica_serve.bench.textgen_rows import COUNTERPARTS, FILTERED, PEFT_ROW
 from punica_serve.workload import Population
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ def _notes(rows: Sequence[str]) -> tuple[str, ...]:
         " all adapters on the device already, as in distinct_50",
         "static": "static: Distinct in batches that start together and end with their longest request",
         "files": "files: Distinct, each adapter read from its PEFT folder on first use (page cache)",
-        "filtered": "filtered: the base alone, sampled with temperature 0.8, top_k 50 and top_p 0.95",
+        "filtered": f"filtered: the base alone, sampled with temperature {FILTERED.temperature}, top_k {FILTERED.top_k}"
+        f" and top_p {FILTERED.top_p}",
         PEFT_ROW: f"{PEFT_ROW}: eager, not batched, one adapter for all of a few requests",
     }
     return tuple(note for name, note in notes.items() if name in rows)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 
 from punica_serve.bench.driver import MaxConcurrency, Policy, SameAdapterOnly, StaticBatches
 from punica_serve.errors import ConfigError
@@ -13,6 +14,9 @@ from punica_serve.protocol import AdapterRef, Request, SamplingParams
 from punica_serve.workload import Population, RequestLength, Workload
 
 _PROMPT_SEED = 20231028
+_GREEDY = SamplingParams(ignore_eos=True)
+#: How the row ``filtered`` samples.
+FILTERED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +141,17 @@ def requests_of(
     lengths = workload.lengths[: row.num_requests(len(workload.lengths))]
     refs: list[AdapterRef | None] = [adapters[index] for index in row.indices(workload)]
     refs = refs or [None] * len(lengths)
-    tokens = np.random.default_rng(_PROMPT_SEED)
+    tokens, sampling = np.random.default_rng(_PROMPT_SEED), FILTERED if row.filtered else _GREEDY
     return [
         Request(
             f"{run}-{number}",
             number,
             tuple(tokens.integers(vocab_size, size=length.prompt).tolist()),
-            _sampling(row, length.output, number),
+            structs.replace(sampling, max_tokens=length.output, seed=number),
             ref,
         )
         for number, (length, ref) in enumerate(zip(lengths, refs, strict=True))
     ]
-
-
-def _sampling(row: TextgenRow, max_tokens: int, seed: int) -> SamplingParams:
-    if not row.filtered:
-        return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=seed, max_tokens=max_tokens, ignore_eos=True)
 
 
 def fit(workload: Workload, max_context: int) -> Workload:

@@ -114,7 +114,7 @@ def test_the_links_rate_is_learnt_from_chunks(
     """Without a whole copy from host memory, too, steps know how long they would wait for layers."""
     harness = make(num_pages=2 * len(refs), device=device)
     harness.load(refs[0])
-    assert harness.loader._writer._forecast._rates and not copies
+    assert min(harness.loader._writer._forecast._rates) > 0 and not copies
 
 
 def test_a_gpus_chunk_takes_the_time_since_the_one_before_at_most() -> None:
